@@ -1,0 +1,410 @@
+"""The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
+
+The records below are the only definition of every field, default and help text. A configuration
+file returns `default()` with changes; `--config.a.b=v` changes one more. Unit of every count is
+in its help text. None means: what the algorithm's preset says.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any, get_args, get_type_hints
+
+import ml_collections
+from ml_collections import config_dict
+
+
+class ConfigError(ValueError):
+    """Bad configuration or data: the message says which field and what to do; exit status 2."""
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A configuration field with its help text and, for words, the allowed ones."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+def section(record: type, **changes: Any) -> Any:
+    """A nested record."""
+    return dataclasses.field(default_factory=lambda: record(**changes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    source: str = option("scratch", "where weights come from", ("scratch", "gguf"))
+    path: str = option("", "gguf: the file")
+    package: str = option("", "gguf: an installed package that carries one .gguf file, if no path")
+    layers: int = option(3, "scratch: blocks")
+    d_model: int = option(96, "scratch: width")
+    heads: int = option(4, "scratch: query heads")
+    kv_heads: int = option(4, "scratch: key and value heads; divides heads")
+    head_size: int = option(24, "scratch: width of a head, even")
+    ff: int = option(256, "scratch: width of the feed-forward part")
+    rope_base: float = option(10000.0, "scratch: base of the rotary positions")
+    norm_eps: float = option(1e-5, "scratch: epsilon of RMSNorm")
+    tied: bool = option(True, "scratch: the head is the embedding")
+    compute_dtype: str = option("auto", "activations and products; auto: bfloat16 on TPU and GPU, "
+                                "float32 on CPU", ("auto", "float32", "bfloat16"))
+    remat: bool = option(False, "recompute blocks in the backward pass")
+    head_chunk: int = option(1024, "tokens whose logits exist at once")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    kind: str = option("characters", "", ("characters", "bytes", "gguf"))
+    alphabet: str = option("0123456789+-*/=() \n", "characters: one token each")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    name: str = option("arithmetic", "what is asked and how it is scored", ("arithmetic", "jsonl"))
+    train_path: str = option("", "jsonl: the training file")
+    eval_path: str = option("", "jsonl: the held-out file; empty: hold out eval.prompts training rows")
+    prompt_field: str = option("prompt", "jsonl: field of the prompt")
+    answer_field: str = option("answer", "jsonl: field of the right answer")
+    template: str = option("{prompt}", "text around each prompt")
+    reward: str = option("", "module:function(text, record); empty: the task's own")
+    bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
+                              ("error", "skip"))
+    train_size: int = option(20000, "arithmetic: training problems drawn; jsonl: limit, 0 none")
+    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic: (digits, share) pairs")
+    operators: str = option("+", "arithmetic: drawn evenly from these")
+    spaced: bool = option(False, "arithmetic: '12 + 35 = ' instead of '12+35='")
+    shots: int = option(0, "arithmetic: solved examples before the question, a line each")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLimits:
+    buckets: tuple = option((16,), "prompt lengths in tokens that are compiled; the last is the limit")
+    too_long: str = option("error", "a prompt over the limit", ("error", "drop"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    max_new_tokens: int = option(8, "tokens of a completion, its stop token included")
+    temperature: float = option(1.0, "inside the softmax of sampler and trainer; above 0")
+    top_k: int = option(0, "keep the k likeliest tokens; 0: all")
+    top_p: float = option(1.0, "keep the likeliest tokens that hold this mass; 1: all")
+    stop: tuple = option(("\n",), "texts of one token each that end a completion, besides the "
+                         "tokenizer's own end")
+    slots: tuple = option((8, 16, 32, 64), "numbers of prompts per generate call that are compiled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    workers: int = option(1, "processes that score")
+    timeout: float = option(10.0, "seconds for one answer, then its process is killed")
+    on_failure: str = option("mask", "an answer whose scoring failed: leave it out of loss and group, "
+                             "or give it failure_reward", ("mask", "reward"))
+    failure_reward: float = option(0.0, "used by on_failure=reward")
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    enable: bool | None = option(None, "drop groups whose rewards are all equal")
+    metric: str = option("task", "what must differ: the raw task reward, or the shaped one",
+                         ("task", "shaped"))
+    tolerance: float = option(1e-6, "rewards that differ by no more count as equal")
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    kind: str = option("window", "how the first request of a step is sized", ("fixed", "window"))
+    multiplier: float = option(3.0, "fixed: requested / needed; window: until the window is full")
+    window: int = option(8, "steps looked at")
+    eager: bool = option(False, "predict from the entries there are, before the window is full")
+    alpha: float = option(1.0, "weight of the standard deviation")
+    gamma: float = option(0.8, "decay of the weighted mean, per step")
+    ratio1: float = option(1.0, "factor of mean + alpha * std")
+    ratio2: float = option(1.0, "factor of the decayed mean")
+    q: float = option(1.05, "factor of the larger of the two")
+    max_multiplier: float = option(10.0, "bound of requested / needed")
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicSampling:
+    predictor: Predictor = section(Predictor)
+    refill_factor: float = option(1.25, "a refill asks for this times the expected need")
+    carry_steps: int = option(1, "steps a surplus group may wait; 0: dropped and counted")
+    max_rounds: int = option(10, "generate rounds per step")
+    max_prompts: int = option(0, "prompts per step; 0: twenty times prompts_per_step")
+    at_limit: str = option("error", "too few groups at a limit: stop, train on fewer, or train on none",
+                           ("error", "partial", "skip"))
+    max_empty_steps: int = option(3, "steps in a row without an update before the run stops")
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlong:
+    cache: int = option(0, "tokens before the limit in which the penalty grows; 0: no penalty")
+    factor: float = option(1.0, "penalty at the limit")
+    mask: bool | None = option(None, "leave truncated samples out of the loss")
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmChoice:
+    """A preset and what is changed in it; see learner/algorithms.py."""
+
+    preset: str = option("dapo", "dapo, grpo, dr_grpo, reinforce_baseline, rloo, gspo or sft")
+    advantage: str | None = option(None, "name in learner/advantages.py")
+    weights: str | None = option(None, "name in learner/weights.py")
+    ratio: str | None = option(None, "token, sequence or none")
+    clip_low: float | None = option(None, "ratio is clipped below 1 - this")
+    clip_high: float | None = option(None, "ratio is clipped above 1 + this")
+    dual_clip: float | None = option(None, "bound of the loss for negative advantages; 0: none")
+    entropy_coef: float | None = option(None, "weight of the entropy bonus")
+    ddof: int | None = option(None, "of the group's standard deviation: 1 or 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    learning_rate: float = option(1e-4, "peak")
+    schedule: str = option("constant", "after the warm-up", ("constant", "linear", "cosine"))
+    warmup_updates: int = option(5, "updates from 0 to the peak")
+    end_factor: float = option(0.0, "linear, cosine: last rate / peak")
+    weight_decay: float = option(0.0, "decoupled")
+    b1: float = option(0.9, "AdamW")
+    b2: float = option(0.99, "AdamW")
+    eps: float = option(1e-8, "AdamW")
+    clip_norm: float = option(1.0, "largest norm of the gradient; 0: no limit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of steps that learns in one way: `sft` from demonstrations, `rl` from rollouts."""
+
+    steps: int = option(0, "outer steps; 0: leave the phase out (rl: until `epochs` end)")
+    prompts_per_step: int = option(32, "groups trained on per step")
+    samples_per_prompt: int = option(16, "samples per group (sft: 1)")
+    updates_per_step: int = option(1, "optimizer updates per step; divides prompts_per_step")
+    microbatch_slots: int = option(32, "prompts per microbatch")
+    completion_buckets: tuple = option((), "completion lengths in tokens that are compiled for "
+                                       "updates; empty: max_new_tokens only")
+    epochs: int = option(0, "passes over the prompts before the run ends; 0: no limit")
+    algorithm: AlgorithmChoice = section(AlgorithmChoice)
+    optimizer: Optimizer = section(Optimizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    every: int = option(50, "steps between evaluations; 0: only at the ends of phases")
+    prompts: int = option(128, "held-out prompts")
+    samples: int = option(8, "samples per prompt: k of avg@k, pass@k, maj@k")
+    temperature: float = option(1.0, "of the sampled evaluation")
+    top_k: int = option(0, "as in rollout")
+    top_p: float = option(1.0, "as in rollout")
+    greedy: bool = option(True, "report greedy accuracy too")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    every: int = option(50, "steps between checkpoints; 0: only at the end and on SIGTERM")
+    keep: int = option(2, "newest ones kept")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    data: int = option(1, "devices that split the batch; -1: all that are left")
+    fsdp: int = option(1, "devices that split batch and parameters")
+    tensor: int = option(1, "devices that split heads, feed-forward and vocabulary")
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    samples_per_step: int = option(0, "rollouts written per step; 0: all")
+    tensorboard: bool = option(True, "write DIR/tb")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    seed: int = option(0, "of weights, order and samples")
+    model: Model = section(Model)
+    tokenizer: Tokenizer = section(Tokenizer)
+    task: Task = section(Task)
+    prompts: PromptLimits = section(PromptLimits)
+    rollout: Rollout = section(Rollout)
+    scoring: Scoring = section(Scoring)
+    filter: Filter = section(Filter)
+    dynamic_sampling: DynamicSampling = section(DynamicSampling)
+    overlong: Overlong = section(Overlong)
+    sft: Phase = section(Phase, samples_per_prompt=1, algorithm=AlgorithmChoice(preset="sft"))
+    rl: Phase = section(Phase, steps=100)
+    eval: Evaluation = section(Evaluation)
+    checkpoint: Checkpoints = section(Checkpoints)
+    mesh: Mesh = section(Mesh)
+    log: Log = section(Log)
+
+
+def default() -> ml_collections.ConfigDict:
+    """Every field with its default, locked against unknown names."""
+    return _to_dict(Config())
+
+
+def _to_dict(record: Any) -> ml_collections.ConfigDict:
+    result = ml_collections.ConfigDict()
+    types = get_type_hints(type(record))
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            value = _to_dict(value)
+        elif value is None:
+            value = config_dict.placeholder(_plain_type(types[field.name]))
+        result[field.name] = value
+    return result.lock()
+
+
+def _plain_type(annotation: Any) -> type:
+    """`float | None` -> float."""
+    return next((a for a in get_args(annotation) if a is not type(None)), annotation)
+
+
+def resolve(values: ml_collections.ConfigDict) -> Config:
+    """The frozen configuration, checked; raises ConfigError naming the field at fault."""
+    return check(_to_record(Config, values, ""))
+
+
+def _to_record(record: type, values: ml_collections.ConfigDict, prefix: str) -> Any:
+    types = get_type_hints(record)
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    for name in values:
+        if name not in fields:
+            raise ConfigError(f"unknown field config.{prefix}{name}{near(name, fields)}")
+    result = {}
+    for name, field in fields.items():
+        value = values[name] if name in values else getattr(record(), name)
+        where = f"config.{prefix}{name}"
+        if dataclasses.is_dataclass(types[name]):
+            if not isinstance(value, ml_collections.ConfigDict):
+                raise ConfigError(f"{where} is a section, not the value {value!r}")
+            result[name] = _to_record(types[name], value, f"{prefix}{name}.")
+        else:
+            result[name] = _value(value, types[name], field.metadata["choices"], where)
+    return record(**result)
+
+
+def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) -> Any:
+    kind = _plain_type(annotation)
+    if value is None and type(None) in get_args(annotation):
+        return None
+    if isinstance(value, config_dict.FieldReference):
+        value = value.get()
+    if kind is tuple and isinstance(value, (list, tuple)):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{where} must be {kind.__name__}, not {value!r}")
+    if choices and value not in choices:
+        raise ConfigError(f"{where} is {value!r}; allowed: {', '.join(choices)}")
+    return value
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: '; did you mean ...?' or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """Nested plain values of a record, as written to DIR/config.json."""
+    return json.loads(json.dumps(dataclasses.asdict(record)))
+
+
+def check(cfg: Config) -> Config:
+    """Refuse contradictions that need no look at data or devices; returns its argument."""
+    _check_model(cfg.model)
+    _check_sampling(cfg)
+    for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
+        _check_phase(phase, name, cfg)
+    if cfg.sft.steps == 0 and cfg.rl.steps == 0 and cfg.rl.epochs == 0:
+        raise ConfigError("nothing to do: config.sft.steps, config.rl.steps and config.rl.epochs "
+                          "are all 0")
+    _require(cfg.overlong.cache <= cfg.rollout.max_new_tokens, "overlong.cache",
+             cfg.overlong.cache, f"at most rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
+    for name in ("data", "fsdp", "tensor"):
+        size = getattr(cfg.mesh, name)
+        _require(size >= 1 or (name == "data" and size == -1), f"mesh.{name}", size, "at least 1")
+    return cfg
+
+
+def _require(fact: bool, name: str, value: Any, rule: str) -> None:
+    if not fact:
+        raise ConfigError(f"config.{name} is {value!r}; it must be {rule}")
+
+
+def _check_model(model: Model) -> None:
+    for name in ("layers", "d_model", "heads", "kv_heads", "head_size", "ff", "head_chunk"):
+        _require(getattr(model, name) >= 1, f"model.{name}", getattr(model, name), "at least 1")
+    _require(model.heads % model.kv_heads == 0, "model.kv_heads", model.kv_heads,
+             f"a divisor of model.heads = {model.heads}")
+    _require(model.head_size % 2 == 0, "model.head_size", model.head_size, "even")
+    _require(model.source != "gguf" or bool(model.path or model.package), "model.path", model.path,
+             "a .gguf file (or set config.model.package), as model.source is gguf")
+
+
+def _check_sampling(cfg: Config) -> None:
+    rollout, dynamic = cfg.rollout, cfg.dynamic_sampling
+    _require(rollout.temperature > 0, "rollout.temperature", rollout.temperature, "above 0")
+    for name, group in (("rollout", rollout), ("eval", cfg.eval)):
+        _require(0 < group.top_p <= 1, f"{name}.top_p", group.top_p, "in (0, 1]")
+        _require(group.top_k >= 0, f"{name}.top_k", group.top_k, "0 (all) or more")
+    _require(cfg.eval.temperature > 0, "eval.temperature", cfg.eval.temperature,
+             "above 0 (config.eval.greedy reports temperature 0)")
+    for name in ("prompts", "samples"):
+        _require(getattr(cfg.eval, name) >= 1, f"eval.{name}", getattr(cfg.eval, name), "at least 1")
+    _require(rollout.max_new_tokens >= 1, "rollout.max_new_tokens", rollout.max_new_tokens,
+             "at least 1")
+    _check_ladder(rollout.slots, "rollout.slots")
+    _check_ladder(cfg.prompts.buckets, "prompts.buckets")
+    for name in ("max_rounds", "max_empty_steps"):
+        _require(getattr(dynamic, name) >= 1, f"dynamic_sampling.{name}", getattr(dynamic, name),
+                 "at least 1: every loop is bounded")
+    _require(dynamic.max_prompts >= 0, "dynamic_sampling.max_prompts", dynamic.max_prompts,
+             "0 (twenty times prompts_per_step) or more")
+    _require(dynamic.carry_steps >= 0, "dynamic_sampling.carry_steps", dynamic.carry_steps,
+             "0 or more")
+    _require(dynamic.refill_factor > 0, "dynamic_sampling.refill_factor", dynamic.refill_factor,
+             "above 0")
+    predictor = dynamic.predictor
+    _require(predictor.window >= 1, "dynamic_sampling.predictor.window", predictor.window,
+             "at least 1")
+    _require(0 < predictor.gamma <= 1, "dynamic_sampling.predictor.gamma", predictor.gamma,
+             "in (0, 1]")
+    _require(1 <= predictor.multiplier <= predictor.max_multiplier,
+             "dynamic_sampling.predictor.multiplier", predictor.multiplier,
+             f"from 1 to max_multiplier = {predictor.max_multiplier}")
+    _require(cfg.scoring.workers >= 1, "scoring.workers", cfg.scoring.workers, "at least 1")
+    _require(cfg.scoring.timeout > 0, "scoring.timeout", cfg.scoring.timeout, "above 0 seconds")
+
+
+def _check_ladder(sizes: tuple, name: str) -> None:
+    good = sizes and all(isinstance(s, int) and s >= 1 for s in sizes) and list(sizes) == sorted(
+        set(sizes))
+    _require(bool(good), name, sizes, "an ascending tuple of whole numbers from 1")
+
+
+def _check_phase(phase: Phase, name: str, cfg: Config) -> None:
+    for field in ("steps", "epochs"):
+        _require(getattr(phase, field) >= 0, f"{name}.{field}", getattr(phase, field), "0 or more")
+    for field in ("prompts_per_step", "samples_per_prompt", "updates_per_step", "microbatch_slots"):
+        _require(getattr(phase, field) >= 1, f"{name}.{field}", getattr(phase, field), "at least 1")
+    if phase.prompts_per_step % phase.updates_per_step:
+        raise ConfigError(
+            f"config.{name}.prompts_per_step = {phase.prompts_per_step} groups cannot be split into "
+            f"config.{name}.updates_per_step = {phase.updates_per_step} updates of whole groups: "
+            f"{phase.prompts_per_step} / {phase.updates_per_step} = "
+            f"{phase.prompts_per_step / phase.updates_per_step:g}")
+    if phase.completion_buckets:
+        _check_ladder(phase.completion_buckets, f"{name}.completion_buckets")
+        _require(phase.completion_buckets[-1] >= cfg.rollout.max_new_tokens,
+                 f"{name}.completion_buckets", phase.completion_buckets,
+                 f"large enough for rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
+    optimizer = phase.optimizer
+    _require(optimizer.learning_rate > 0, f"{name}.optimizer.learning_rate",
+             optimizer.learning_rate, "above 0")
+    _require(optimizer.warmup_updates >= 0, f"{name}.optimizer.warmup_updates",
+             optimizer.warmup_updates, "0 or more")
+
+
+def completion_buckets(phase: Phase, rollout: Rollout) -> tuple[int, ...]:
+    """Completion lengths, in tokens, for which the phase's update is compiled."""
+    return phase.completion_buckets or (rollout.max_new_tokens,)

@@ -1,0 +1,240 @@
+"""Every pytree that crosses a file border.
+
+Axis letters: n rows of a host table, S slots, R rows of a slot, P prompt tokens, T new tokens,
+Q prompts in the table, W steps in the predictor's window, N layers, K kv heads, E head size.
+Host fields are numpy, device fields are jax arrays. Completion arrays are right-padded; their
+lengths are carried, never found again from token values, because a pad id may also be a real one.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Tree = Any  # nested dict of arrays
+
+
+def _pytree(cls: type) -> type:
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+# ---------------------------------------------------------------------------------- host: prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptTable:
+    """Prompts of one split, tokenised once. Built at start, never checkpointed."""
+
+    tokens: tuple[np.ndarray, ...]  # i32[*] each
+    records: tuple[Mapping[str, Any], ...]
+    demonstrations: tuple[np.ndarray, ...]  # i32[*] each, ending in a stop id; () if there are none
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@_pytree
+class EpochOrder:
+    """Where an endless, reshuffled pass over Q prompts stands."""
+
+    order: np.ndarray  # i32[Q] a permutation
+    epoch: np.ndarray  # i32[]
+    cursor: np.ndarray  # i32[] next position of `order`
+
+
+@_pytree
+class Plan:
+    """Groups of one round in admission order."""
+
+    prompt: np.ndarray  # i32[n] index into the table
+    visit: np.ndarray  # i32[n] how often the prompt was sampled before
+    group: np.ndarray  # i32[n] unique in the run
+    size: np.ndarray  # i32[n] samples to draw
+
+
+@_pytree
+class Samples:
+    """Completions as flat rows; group sizes may differ."""
+
+    tokens: np.ndarray  # i32[n, T]
+    loss_mask: np.ndarray  # bool[n, T] true where the model chose the token
+    logprobs: np.ndarray  # f32[n, T] of the sampler, temperature inside; 0 outside loss_mask
+    length: np.ndarray  # i32[n] tokens of the completion, its stop token included
+    stopped: np.ndarray  # bool[n] ended by itself; false means truncated
+    reward: np.ndarray  # f32[n] raw task reward; 0 where not valid
+    shaped: np.ndarray  # f32[n] reward plus shaping: what advantages are made of
+    valid: np.ndarray  # bool[n] false: its reward or environment failed
+    group: np.ndarray  # i32[n]
+    prompt: np.ndarray  # i32[n]
+    visit: np.ndarray  # i32[n]
+    sample: np.ndarray  # i32[n] number within the visit
+    born: np.ndarray  # i32[n] step whose parameters sampled it
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def take(self, rows: np.ndarray) -> "Samples":
+        """Rows by index or boolean mask; every column stays aligned."""
+        return jax.tree.map(lambda column: column[rows], self)
+
+
+def no_samples(width: int) -> Samples:
+    """Zero rows of completions `width` tokens wide."""
+    dtypes = {"tokens": np.int32, "loss_mask": bool, "logprobs": np.float32, "stopped": bool,
+              "reward": np.float32, "shaped": np.float32, "valid": bool}
+    wide = ("tokens", "loss_mask", "logprobs")
+    return Samples(**{
+        field.name: np.zeros((0, width) if field.name in wide else (0,),
+                             dtypes.get(field.name, np.int32))
+        for field in dataclasses.fields(Samples)
+    })
+
+
+def concatenate(first: Samples, second: Samples) -> Samples:
+    """Rows of `first`, then of `second`; both of one width."""
+    return jax.tree.map(lambda a, b: np.concatenate([a, b]), first, second)
+
+
+# --------------------------------------------------------------------------------- host: controller
+
+
+@_pytree
+class PredictorState:
+    """The last W steps of prompts sampled and groups kept, oldest first; unused entries lead."""
+
+    asked: np.ndarray  # i32[W]
+    kept: np.ndarray  # i32[W]
+    count: np.ndarray  # i32[] entries in use, <= W
+
+
+@_pytree
+class HistoryState:
+    """What is known of each prompt."""
+
+    visits: np.ndarray  # i32[Q] times sampled
+
+
+@_pytree
+class ControllerState:
+    """All that decides which prompts are sampled next."""
+
+    predictor: PredictorState
+    history: HistoryState
+    order: EpochOrder
+    next_group: np.ndarray  # i32[]
+    empty_steps: np.ndarray  # i32[] steps in a row that ended without a batch
+
+
+# ------------------------------------------------------------------------------------------- device
+
+
+@_pytree
+class Prompts:
+    """Input of one generate call: a prompt a slot."""
+
+    tokens: jax.Array  # i32[S, P] right-padded
+    length: jax.Array  # i32[S] 0: idle slot
+    prompt: jax.Array  # i32[S]
+    visit: jax.Array  # i32[S]
+    sample: jax.Array  # i32[S] number of the slot's first row
+    budget: jax.Array  # i32[S] new tokens allowed to each row, <= T
+
+
+@_pytree
+class Rollout:
+    """Output of one generate call."""
+
+    tokens: jax.Array  # i32[S, R, T] 0 from length on
+    logprobs: jax.Array  # f32[S, R, T]
+    length: jax.Array  # i32[S, R]
+    stopped: jax.Array  # bool[S, R]
+
+
+@_pytree
+class PromptCache:
+    """Keys and values of each slot's prompt, shared by its rows."""
+
+    keys: jax.Array  # [N, S, K, E, P]
+    values: jax.Array  # [N, S, K, P, E]
+    length: jax.Array  # i32[S]
+
+
+@_pytree
+class SampleCache:
+    """Keys and values of each row's own tokens."""
+
+    keys: jax.Array  # [N, S, R, K, E, T]
+    values: jax.Array  # [N, S, R, K, T, E]
+
+
+@_pytree
+class TrainBatch:
+    """One microbatch: S slots of R rows, each row continuing its slot's prompt."""
+
+    prompt_tokens: jax.Array  # i32[S, P] right-padded
+    prompt_length: jax.Array  # i32[S] >= 1, also in idle slots
+    tokens: jax.Array  # i32[S, R, T]
+    logprobs: jax.Array  # f32[S, R, T] of the sampler
+    advantages: jax.Array  # f32[S, R, T]
+    weights: jax.Array  # f32[S, R, T] 0 on padding, masked tokens and idle rows
+    fresh: jax.Array  # f32[S, R, T] 1 where the parameters that sampled are those trained first
+
+
+@_pytree
+class TrainState:
+    """What the optimizer changes."""
+
+    params: Tree
+    opt_state: Tree
+    updates: jax.Array  # i32[]
+
+
+@_pytree
+class RunState:
+    """The whole checkpoint."""
+
+    train: TrainState
+    controller: ControllerState
+    demonstrations: EpochOrder
+    buffer: Samples  # carried groups
+    step: np.ndarray  # i32[] steps completed
+
+
+# ------------------------------------------------------------------------------------------ metrics
+
+
+@_pytree
+class Mean:
+    """A weighted mean that merges exactly: `total / weight`."""
+
+    total: jax.Array  # sum of weight * value
+    weight: jax.Array
+
+
+@_pytree
+class Max:
+    """A maximum."""
+
+    value: jax.Array
+
+
+Metrics = dict[str, Mean | Max]
+
+
+def merge(first: Metrics, second: Metrics) -> Metrics:
+    """Combine two sets of metrics with the same names, each by its own reduction."""
+    def join(a: Mean | Max, b: Mean | Max) -> Mean | Max:
+        if isinstance(a, Max):
+            return Max(jnp.maximum(a.value, b.value))
+        return Mean(a.total + b.total, a.weight + b.weight)
+    return {name: join(first[name], second[name]) for name in first}
+
+
+def result(metric: Mean | Max) -> float:
+    """The value of a fetched metric; NaN where nothing was counted."""
+    if isinstance(metric, Max):
+        return float(metric.value)
+    return float(metric.total) / float(metric.weight) if float(metric.weight) else float("nan")
