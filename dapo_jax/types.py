@@ -164,10 +164,11 @@ class PromptCache:
 
 @_pytree
 class SampleCache:
-    """Keys and values of each row's own tokens."""
+    """Keys and values of each row's own tokens; a tuple entry a layer, so that each is its own
+    buffer and a decode step writes one column of it in place."""
 
-    keys: jax.Array  # [N, S, R, K, E, T]
-    values: jax.Array  # [N, S, R, K, T, E]
+    keys: tuple[jax.Array, ...]  # [S, R, K, E, T] each
+    values: tuple[jax.Array, ...]  # [S, R, K, T, E] each
 
 
 @_pytree

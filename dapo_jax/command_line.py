@@ -1,0 +1,151 @@
+"""Flags, help and exit statuses, alike for every `python -m dapo_jax.<name>`."""
+
+import dataclasses
+import importlib.util
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from dapo_jax import config, config_checks
+
+DONE, BAD_INPUT, LIMIT, TERMINATED = 0, 2, 3, 143
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One `--name=value` beside --config."""
+
+    default: Any  # its type is the flag's type; None: a required text
+    help: str
+
+
+def parse(
+    arguments: Sequence[str], *, program: str, purpose: str, extra: Mapping[str, Flag]
+) -> tuple[config.Config, dict[str, Any]]:
+    """The checked configuration and the other flags' values.
+
+    Raises ConfigError for anything wrong; prints help and leaves with status 0 for --help.
+    """
+    if {"--help", "-h", "-help"} & set(arguments):
+        print(describe(program, purpose, extra))
+        raise SystemExit(DONE)
+    path, arguments = _take_config(arguments, program)
+    values, chosen = flags.FlagValues(), load_file(path)
+    for name, flag in extra.items():
+        kind = flags.DEFINE_integer if isinstance(flag.default, int) else flags.DEFINE_string
+        kind(name, flag.default, flag.help, flag_values=values)
+    try:
+        config_flags.DEFINE_config_dict("config", chosen, flag_values=values,
+                                        sys_argv=[program, *arguments])
+        rest = values([program, *arguments])[1:]
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise config.ConfigError(_explain(error, arguments)) from error
+    if rest:
+        raise config.ConfigError(f"unexpected argument {rest[0]!r}; flags are --name=value; "
+                                 f"see {program} --help")
+    for name in (name for name, flag in extra.items() if flag.default is None):
+        if not values[name].value:
+            raise config.ConfigError(f"--{name} is missing; see {program} --help")
+    cfg = config_checks.check(config.from_dict(values["config"].value))
+    return cfg, {name: values[name].value for name in extra}
+
+
+def _take_config(arguments: Sequence[str], program: str) -> tuple[str, list[str]]:
+    """The path given by --config, and the other arguments."""
+    path, rest, waiting = "", [], False
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if waiting:
+            path, waiting = argument, False
+        elif name in ("--config", "-config"):
+            path, waiting = value, not equals
+        else:
+            rest.append(argument)
+    if not path:
+        raise config.ConfigError(f"--config=FILE is missing; see {program} --help")
+    return path, rest
+
+
+def load_file(path: str) -> ml_collections.ConfigDict:
+    """The ConfigDict of a configuration file's get_config()."""
+    if not pathlib.Path(path).is_file():
+        raise config.ConfigError(f"--config={path}: there is no such file")
+    spec = importlib.util.spec_from_file_location("experiment", path)
+    if spec is None:
+        raise config.ConfigError(f"--config={path}: not a .py file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        values = module.get_config()
+    except Exception as error:
+        here = [frame for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename == spec.origin]
+        line = f", line {here[-1].lineno}" if here else ""
+        text = str(error).partition(" and cannot be added")[0]
+        raise config.ConfigError(f"{path}{line}: {type(error).__name__}: {text}") from error
+    if not isinstance(values, ml_collections.ConfigDict):
+        raise config.ConfigError(f"{path}: get_config() must return a ConfigDict made by "
+                                 f"dapo_jax.config.default(), not {type(values).__name__}")
+    return values
+
+
+def _explain(error: Exception, arguments: Sequence[str]) -> str:
+    """Name the overridden field that does not exist, with its neighbours; else the error."""
+    known = field_names()
+    for argument in arguments:
+        name = argument.lstrip("-").split("=")[0]
+        path = name.removeprefix("config.")
+        if name.startswith("config.") and path not in known:
+            return f"unknown field {name}{config.near(path, known)}"
+    return str(error)
+
+
+def field_names(record: Any = None, prefix: str = "") -> dict[str, dataclasses.Field]:
+    """Every configuration field by its dotted name."""
+    names = {}
+    for field in dataclasses.fields(config.Config() if record is None else record):
+        value = getattr(config.Config() if record is None else record, field.name)
+        if dataclasses.is_dataclass(value):
+            names |= field_names(value, f"{prefix}{field.name}.")
+        else:
+            names[prefix + field.name] = field
+    return names
+
+
+def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
+    """The text of --help."""
+    lines = [purpose.strip(), "", f"usage: {program} --config=FILE [--config.a.b=VALUE ...] "
+             + " ".join(f"[--{name}=...]" if flag.default is not None else f"--{name}=..."
+                        for name, flag in extra.items()),
+             "", "  --config=FILE", "      a Python file whose get_config() returns "
+             "dapo_jax.config.default() with changes; see configs/"]
+    for name, flag in extra.items():
+        lines += [f"  --{name}={'' if flag.default is None else flag.default}",
+                  f"      {flag.help}"]
+    lines += ["", "exit status: 0 done, 2 bad configuration or data, 3 stopped by a limit, "
+              "143 saved and left on SIGTERM", "",
+              "configuration fields (--config.NAME=VALUE), with defaults:"]
+    for name, field in field_names().items():
+        default = field.default
+        text = field.metadata["help"]
+        if field.metadata["choices"]:
+            text = f"{text}{': ' if text else ''}{' | '.join(field.metadata['choices'])}"
+        lines.append(f"  {name} = {'preset' if default is None else repr(default)}")
+        lines.append(f"      {text}")
+    return "\n".join(lines)
+
+
+def leave(main: Callable[[Sequence[str]], int]) -> None:
+    """Run an entry and leave with its status; bad input ends with one clear message."""
+    try:
+        status = main(sys.argv[1:])
+    except config.ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = BAD_INPUT
+    sys.exit(status)

@@ -1,0 +1,187 @@
+"""One optimizer update: gradients of microbatches are summed, then applied.
+
+The weights already hold the normalisation, so a plain sum over microbatches is exact for any
+split. `accumulate` and `apply` are compiled once per shape and driven by a host loop.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from dapo_jax import types
+from dapo_jax.learner import losses
+from dapo_jax.models import head, transformer
+from dapo_jax.models.spec import ModelSpec
+from dapo_jax.runtime import mesh as mesh_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is static in an update."""
+
+    loss: losses.LossSettings
+    temperature: float
+    head_chunk: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """The transformation and, for the log, its learning rate by number of updates."""
+
+    transform: optax.GradientTransformation
+    schedule: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Compiled functions of one phase; `accumulate` by (P, T)."""
+
+    start: Callable
+    accumulate: Mapping[tuple[int, int], Callable]
+    apply: Callable
+    batch_sharding: jax.sharding.Sharding
+
+
+Sums = tuple[types.Tree, types.Metrics]  # gradients and metrics summed so far
+
+
+def token_logprobs(
+    spec: ModelSpec, settings: Settings, params: types.Tree, batch: types.TrainBatch
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability and entropy f32[S, R, T] of each completion token, prompts run once.
+
+    The state that predicts token t is that of token t - 1; for t = 0, of the prompt's last token.
+    """
+    slots, rows, width = batch.tokens.shape
+    last, prompt = transformer.prefill(spec, params, batch.prompt_tokens, batch.prompt_length)
+    states = jnp.broadcast_to(last[:, None, None], (slots, rows, 1, last.shape[-1]))
+    if width > 1:
+        rest = transformer.extend(spec, params, batch.tokens[:, :, :-1], prompt)
+        states = jnp.concatenate([states, rest], axis=2)
+    stats = head.token_stats(
+        params, states.reshape(slots, rows * width, -1), batch.tokens.reshape(slots, -1),
+        temperature=settings.temperature, chunk=settings.head_chunk,
+        entropy_gradient=settings.loss.entropy_coef != 0)
+    return tuple(x.reshape(batch.tokens.shape) for x in stats)
+
+
+def loss(
+    params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+) -> tuple[jax.Array, types.Metrics]:
+    """The microbatch's part of the update's loss."""
+    logprobs, entropy = token_logprobs(spec, settings, params, batch)
+    value, metrics = losses.policy_loss(
+        logprobs, batch.logprobs, batch.advantages, batch.weights, entropy=entropy,
+        settings=settings.loss)
+    fresh = batch.fresh * (batch.weights > 0)
+    gap = jnp.abs(logprobs - batch.logprobs) * fresh
+    metrics |= {"policy/loss": types.Mean(value, jnp.float32(0)),  # `apply` counts the update
+                "mismatch/mean": types.Mean(gap.sum(), fresh.sum()),
+                "mismatch/max": types.Max(gap.max())}
+    return value, metrics
+
+
+def start(
+    params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+) -> Sums:
+    """Zero sums; `batch` gives only shapes."""
+    _, metrics = jax.eval_shape(
+        lambda p, b: loss(p, b, spec=spec, settings=settings), params, batch)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
+    return jax.tree.map(jnp.zeros_like, params), zeros
+
+
+def accumulate(
+    sums: Sums, params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+) -> Sums:
+    """Add one microbatch's gradient and metrics."""
+    gradient = jax.grad(lambda p: loss(p, batch, spec=spec, settings=settings), has_aux=True)
+    grads, metrics = gradient(params)
+    return jax.tree.map(jnp.add, sums[0], grads), types.merge(sums[1], metrics)
+
+
+def apply(
+    state: types.TrainState, sums: Sums, *, optimizer: Optimizer
+) -> tuple[types.TrainState, types.Metrics]:
+    """Take one optimizer step with the summed gradient."""
+    grads, metrics = sums
+    steps, opt_state = optimizer.transform.update(grads, state.opt_state, state.params)
+    one = jnp.float32(1)
+    metrics = metrics | {
+        "policy/loss": types.Mean(metrics["policy/loss"].total, one),
+        "policy/grad_norm": types.Mean(optax.global_norm(grads), one),
+        "policy/lr": types.Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one)}
+    params = optax.apply_updates(state.params, steps)
+    return types.TrainState(params, opt_state, state.updates + 1), metrics
+
+
+def batch_structs(mesh: Mesh, slots: int, rows: int, prompt: int, width: int) -> types.TrainBatch:
+    """Shapes of one microbatch."""
+    def make(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh_lib.batch_sharding(mesh))
+    token = (slots, rows, width)
+    floats = [make(token, jnp.float32) for _ in range(4)]
+    return types.TrainBatch(make((slots, prompt), jnp.int32), make((slots,), jnp.int32),
+                            make(token, jnp.int32), *floats)
+
+
+def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> types.TrainState:
+    """Shapes and shardings of the train state."""
+    shardings = mesh_lib.param_shardings(mesh, spec)
+    state = jax.eval_shape(
+        lambda: new_state(transformer.init(spec, jax.random.key(0)), optimizer))
+    return types.TrainState(
+        mesh_lib.structs(state.params, shardings),
+        mesh_lib.structs(state.opt_state, mesh_lib.like_params(mesh, shardings, state.opt_state)),
+        mesh_lib.structs(state.updates, mesh_lib.replicated(mesh)))
+
+
+def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
+    """The state before the first update."""
+    return types.TrainState(params, optimizer.transform.init(params), jnp.int32(0))
+
+
+def compile_programs(
+    spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: Mesh, *,
+    slots: int, rows: int, shapes: Sequence[tuple[int, int]],
+) -> Programs:
+    """Compile every program that a phase's updates need; `shapes` are pairs (P, T)."""
+    state = state_structs(spec, optimizer, mesh)
+    batches = {shape: batch_structs(mesh, slots, rows, *shape) for shape in shapes}
+    static = {"spec": spec, "settings": settings}
+    first = next(iter(batches.values()))
+    placed = jax.tree.map(lambda leaf: leaf.sharding, state)
+    whole = mesh_lib.replicated(mesh)
+    sums_placed = (placed.params, whole)
+    begin = jax.jit(lambda params: start(params, first, **static), out_shardings=sums_placed)
+    sums = jax.eval_shape(begin, state.params)
+    sums = (mesh_lib.structs(sums[0], placed.params), mesh_lib.structs(sums[1], whole))
+    add = jax.jit(lambda *args: accumulate(*args, **static), donate_argnums=0,
+                  out_shardings=sums_placed)
+    finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=(0, 1),
+                     out_shardings=(placed, whole))
+    return Programs(
+        start=begin.lower(state.params).compile(),
+        accumulate={shape: add.lower(sums, state.params, batch).compile()
+                    for shape, batch in batches.items()},
+        apply=finish.lower(state, sums).compile(),
+        batch_sharding=mesh_lib.batch_sharding(mesh))
+
+
+def update(
+    programs: Programs, state: types.TrainState, batches: Sequence[types.TrainBatch]
+) -> tuple[types.TrainState, types.Metrics]:
+    """One optimizer update from host microbatches whose weights belong together.
+
+    `state` is consumed. Dispatches only: the metrics come back as device arrays.
+    """
+    sums = programs.start(state.params)
+    for batch in batches:
+        shape = (batch.prompt_tokens.shape[1], batch.tokens.shape[2])
+        batch = mesh_lib.put(batch, programs.batch_sharding)
+        sums = programs.accumulate[shape](sums, state.params, batch)
+    return programs.apply(state, sums)

@@ -1,0 +1,95 @@
+"""The parts of a block as pure functions: norm, rotary positions, attention in two pieces.
+
+Letters: S slots, R rows, T tokens of a row, P prompt tokens, U keys of a row, D model, H heads,
+K kv heads, G query heads per kv head, E head size, F ff.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dapo_jax.models import spec as spec_lib
+
+MASKED = -1e30  # finite: a row whose keys are all masked stays free of NaN
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    """`x / rms(x) * scale` over the last axis, in float32 (arXiv 1910.07467)."""
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * inverse * scale).astype(x.dtype)
+
+
+def rope_frequencies(spec: spec_lib.ModelSpec) -> np.ndarray:
+    """Angle per position of each pair of a head: f32[E/2] (arXiv 2104.09864)."""
+    base = spec.rope_base ** (-np.arange(0, spec.head_size, 2, dtype=np.float64) / spec.head_size)
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return base.astype(np.float32)
+    if scaling.kind == "linear":
+        return (base / scaling.factor).astype(np.float32)
+    # llama3: slow rotations are divided by the factor, fast ones kept, those between blended.
+    turns = scaling.original_context * base / (2 * math.pi)
+    blend = np.clip((turns - scaling.low_frequency)
+                    / (scaling.high_frequency - scaling.low_frequency), 0.0, 1.0)
+    return (base * (blend + (1 - blend) / scaling.factor)).astype(np.float32)
+
+
+def rope_tables(positions: jax.Array, spec: spec_lib.ModelSpec) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines f32[..., E/2] for positions i32[...]."""
+    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(spec)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotate x[..., heads, E] by tables [..., E/2]; pairs are (i, i + E/2)."""
+    cos, sin = (table[..., None, :].astype(x.dtype) for table in tables)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attend(
+    query: jax.Array,
+    own: tuple[jax.Array, jax.Array],
+    own_mask: jax.Array,
+    prompt: tuple[jax.Array, jax.Array] | None,
+    prompt_mask: jax.Array | None,
+) -> jax.Array:
+    """Softmax attention over a row's own keys and, in the same softmax, its slot's prompt keys.
+
+    query [S, R, T, H, E]; own ([S, R, K, E, U], [S, R, K, U, E]); own_mask bool[T, U]; prompt
+    ([S, K, E, P], [S, K, P, E]) is read once for all rows of the slot; prompt_mask bool[S, P].
+    Returns [S, R, T, H, E]. Scores and sums are float32.
+    """
+    slots, rows, tokens, heads, size = query.shape
+    kv_heads = own[0].shape[2]
+    query = query.reshape(slots, rows, tokens, kv_heads, heads // kv_heads, size) * size**-0.5
+    scores = _scores("srtkge,srkeu->skrgtu", query, own[0])
+    scores = jnp.where(own_mask, scores, MASKED)
+    top = scores.max(axis=-1)
+    if prompt is not None:
+        prompt_scores = _scores("srtkge,skep->skrgtp", query, prompt[0])
+        seen = prompt_mask[:, None, None, None, None, :]
+        prompt_scores = jnp.where(seen, prompt_scores, MASKED)
+        top = jnp.maximum(top, prompt_scores.max(axis=-1))
+    top = jax.lax.stop_gradient(top)[..., None]
+    mass = jnp.exp(scores - top)
+    total = mass.sum(axis=-1)
+    mixed = _mix("skrgtu,srkue->srtkge", mass, own[1])
+    if prompt is not None:
+        prompt_mass = jnp.exp(prompt_scores - top)
+        total = total + prompt_mass.sum(axis=-1)
+        mixed = mixed + _mix("skrgtp,skpe->srtkge", prompt_mass, prompt[1])
+    mixed = mixed / jnp.einsum("skrgt->srtkg", total)[..., None]
+    return mixed.reshape(slots, rows, tokens, heads, size).astype(query.dtype)
+
+
+def _scores(letters: str, query: jax.Array, keys: jax.Array) -> jax.Array:
+    return jnp.einsum(letters, query, keys, preferred_element_type=jnp.float32)
+
+
+def _mix(letters: str, mass: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.einsum(letters, mass.astype(values.dtype), values,
+                      preferred_element_type=jnp.float32)

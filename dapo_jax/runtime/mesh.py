@@ -1,0 +1,108 @@
+"""The only seam between host and device: the mesh, its shardings, `put` and `fetch`."""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dapo_jax import config, types
+from dapo_jax.models import transformer
+from dapo_jax.models.spec import ModelSpec
+
+AXES = ("data", "fsdp", "tensor")
+# Logical axis of a parameter -> mesh axis; anything else is not split.
+RULES = {"embed": "fsdp", "heads": "tensor", "ff": "tensor", "vocab": "tensor"}
+
+
+def make(cfg: config.Mesh, devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh of the configured shape over the first devices there are."""
+    devices = jax.devices() if devices is None else devices
+    rest = cfg.fsdp * cfg.tensor
+    data = len(devices) // rest if cfg.data == -1 else cfg.data
+    count = data * rest
+    if not 1 <= count <= len(devices):
+        raise config.ConfigError(
+            f"config.mesh asks for {cfg.data} x {cfg.fsdp} x {cfg.tensor} devices "
+            f"(data x fsdp x tensor); {len(devices)} are here")
+    return Mesh(np.asarray(devices[:count]).reshape(data, cfg.fsdp, cfg.tensor), AXES)
+
+
+def batch_parts(mesh: Mesh) -> int:
+    """Number of pieces the slots of a batch are split into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Slots, the first axis, over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def param_shardings(mesh: Mesh, spec: ModelSpec) -> types.Tree:
+    """A sharding for every parameter; an axis that its mesh axis does not divide stays whole."""
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    names = transformer.logical_axes(spec)
+    return jax.tree.map(lambda leaf, axes: _param_sharding(mesh, leaf.shape, axes), shapes, names)
+
+
+def _param_sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:
+    parts = (RULES.get(axis) for axis in axes)
+    return NamedSharding(mesh, PartitionSpec(*(
+        part if part and size % mesh.shape[part] == 0 else None
+        for size, part in zip(shape, parts, strict=True))))
+
+
+def like_params(mesh: Mesh, params_shardings: types.Tree, tree: types.Tree) -> types.Tree:
+    """Shardings for a tree of shapes that holds copies of the parameters, such as an optimizer's
+    state: a leaf whose path ends in a parameter's path is split as that parameter is."""
+    flat = {_path(path): sharding
+            for path, sharding in jax.tree_util.tree_leaves_with_path(params_shardings)}
+    depth = max(len(path) for path in flat)
+
+    def choose(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        names = _path(path)
+        for start in range(max(0, len(names) - depth), len(names)):
+            if names[start:] in flat:
+                return flat[names[start:]]
+        return replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(choose, tree)
+
+
+def _path(path: tuple) -> tuple[str, ...]:
+    return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def put(tree: types.Tree, sharding: types.Tree) -> types.Tree:
+    """Host arrays to the device, in one call."""
+    return jax.device_put(tree, sharding)
+
+
+def fetch(tree: types.Tree) -> types.Tree:
+    """Device arrays to the host, in one call; waits for them."""
+    return jax.device_get(tree)
+
+
+def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
+    """Shapes with shardings, for compiling ahead of the data."""
+    if isinstance(shardings, NamedSharding):
+        sharding = shardings
+        shardings = jax.tree.map(lambda _: sharding, tree)
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        tree, shardings)
+
+
+def check_divides(mesh: Mesh, numbers: tuple[int, ...], name: str) -> None:
+    """Refuse numbers of slots that the mesh cannot split evenly."""
+    parts = batch_parts(mesh)
+    bad = [number for number in numbers if number % parts]
+    if bad:
+        raise config.ConfigError(
+            f"config.{name} holds {', '.join(map(str, bad))}; each must be a multiple of "
+            f"mesh.data * mesh.fsdp = {parts} ({math.prod(mesh.devices.shape)} devices)")
