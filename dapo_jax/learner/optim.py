@@ -1,0 +1,52 @@
+"""The optimizer: AdamW under a schedule that counts updates, never microbatches or samples."""
+
+import optax
+
+from dapo_jax import config
+
+
+def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
+    """Learning rate of the update number `count` = 0, 1, ... of a phase of `horizon` updates.
+
+    Warm-up is linear from 0, so its first update uses rate 0 and update `warmup_updates` the peak;
+    linear and cosine end at `end_factor` times the peak at the horizon and stay there.
+    """
+    decay_updates = horizon - cfg.warmup_updates
+    if cfg.schedule != "constant" and decay_updates < 1:
+        raise config.ConfigError(
+            f"optimizer.warmup_updates: {cfg.warmup_updates} leave no room for the "
+            f"{cfg.schedule} schedule in {horizon} updates; warm up for fewer, or use the "
+            "constant schedule")
+    after = SCHEDULES[cfg.schedule](cfg, decay_updates)
+    if cfg.warmup_updates == 0:
+        return after
+    warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_updates)
+    return optax.join_schedules([warmup, after], [cfg.warmup_updates])
+
+
+def transform(cfg: config.Optimizer, horizon: int) -> optax.GradientTransformation:
+    """Clip by the global norm (if `clip_norm` > 0), then AdamW; decay is decoupled."""
+    adamw = optax.adamw(schedule(cfg, horizon), b1=cfg.b1, b2=cfg.b2, eps=cfg.eps,
+                        weight_decay=cfg.weight_decay)
+    if cfg.clip_norm == 0:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(cfg.clip_norm), adamw)
+
+
+def _constant(cfg: config.Optimizer, updates: int) -> optax.Schedule:
+    return optax.constant_schedule(cfg.learning_rate)
+
+
+def _linear(cfg: config.Optimizer, updates: int) -> optax.Schedule:
+    return optax.linear_schedule(cfg.learning_rate, cfg.end_factor * cfg.learning_rate, updates)
+
+
+def _cosine(cfg: config.Optimizer, updates: int) -> optax.Schedule:
+    return optax.cosine_decay_schedule(cfg.learning_rate, updates, alpha=cfg.end_factor)
+
+
+SCHEDULES = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+}

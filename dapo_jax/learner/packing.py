@@ -1,0 +1,174 @@
+"""Packing: flat samples into microbatches of a few fixed shapes.
+
+A slot is one prompt with up to R rows that continue it. Advantages and weights come ready made, so
+no choice in this file changes the loss: only how much of a microbatch is padding.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from dapo_jax import config, types
+
+
+@dataclasses.dataclass(frozen=True)
+class PackShape:
+    """The shapes an update compiles for; buckets ascend and count tokens."""
+
+    slots: int
+    rows: int
+    prompt_buckets: tuple[int, ...]
+    completion_buckets: tuple[int, ...]
+
+
+def shapes(shape: PackShape) -> list[tuple[int, int]]:
+    """Every (prompt, completion) length that `pack` can produce."""
+    return list(itertools.product(shape.prompt_buckets, shape.completion_buckets))
+
+
+def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.ndarray,
+         weights: np.ndarray, fresh: np.ndarray, shape: PackShape) -> list[types.TrainBatch]:
+    """Microbatches with numpy leaves that hold every token of weight above 0 exactly once.
+
+    `advantages` f32[n], `weights` f32[n, T], `fresh` bool[n]. Rows without a weight are left out,
+    and tokens after a row's last weight do not count as content, since no earlier token sees them;
+    with no weight at all the list is empty. Slots of like length share a microbatch, which takes
+    the smallest buckets that hold it. Raises ValueError where the largest do not.
+    """
+    content = _content(weights)
+    slots = _slots(samples.group, np.flatnonzero(content), rows=shape.rows)
+    prompt_of = np.array([samples.prompt[slot[0]] for slot in slots], np.int32)
+    _check_prompts(samples, slots, prompts=prompts)
+    prompt_buckets = _buckets(np.array([len(prompts.tokens[p]) for p in prompt_of], np.int64),
+                              shape.prompt_buckets, what="prompt")
+    completion_buckets = _buckets(np.array([content[slot].max() for slot in slots], np.int64),
+                                  shape.completion_buckets, what="completion")
+    order = np.lexsort((prompt_buckets, completion_buckets))  # stable: ties keep admission order
+    columns = (samples.tokens, samples.logprobs, _wide(advantages, weights), weights,
+               _wide(fresh.astype(np.float32), weights))
+    batches = []
+    for start in range(0, len(order), shape.slots):
+        chosen = order[start:start + shape.slots]
+        batches.append(types.TrainBatch(
+            *_prompts([prompts.tokens[p] for p in prompt_of[chosen]], slots=shape.slots,
+                      width=prompt_buckets[chosen].max()),
+            *_rows([slots[i] for i in chosen], columns, shape=shape,
+                   width=completion_buckets[chosen].max())))
+    return batches
+
+
+def split_updates(samples: types.Samples, updates: int) -> list[np.ndarray]:
+    """Row indices of each optimizer update: whole groups in order of appearance.
+
+    Each gets the same number of groups, the last what is left; where there are too few groups
+    there are fewer updates, never an empty one.
+    """
+    ids, first = np.unique(samples.group, return_index=True)
+    ids = ids[np.argsort(first)]
+    per_update = max(1, -(-len(ids) // updates))
+    return [np.flatnonzero(np.isin(samples.group, ids[start:start + per_update]))
+            for start in range(0, len(ids), per_update)]
+
+
+def from_demonstrations(prompts: types.PromptTable, ids: np.ndarray, *, width: int, step: int
+                        ) -> types.Samples:
+    """The demonstrations of the prompts `ids` i32[n] as samples of `width` tokens.
+
+    Rewards and log-probs are 0, groups are numbered from 0. Raises ConfigError where a
+    demonstration is missing or does not fit.
+    """
+    if not prompts.demonstrations:
+        raise config.ConfigError("task.name: this task has no demonstrations to learn from; "
+                                 "set sft.steps to 0")
+    rows = [prompts.demonstrations[i] for i in ids]
+    for prompt, row in zip(ids, rows):
+        if len(row) > width:
+            raise config.ConfigError(
+                f"prompt {prompt}: its demonstration has {len(row)} tokens, more than the {width} "
+                "of rollout.max_new_tokens; raise that, or shorten the demonstration")
+    length = np.array([len(row) for row in rows], np.int32)
+    count = np.arange(len(rows), dtype=np.int32)
+    zeros = np.zeros(len(rows), np.int32)
+    yes = np.ones(len(rows), bool)
+    return types.Samples(
+        tokens=_pad(rows, (len(rows), width)), loss_mask=np.arange(width) < length[:, None],
+        logprobs=np.zeros((len(rows), width), np.float32), length=length, stopped=yes,
+        reward=zeros.astype(np.float32), shaped=zeros.astype(np.float32), valid=yes, group=count,
+        prompt=np.asarray(ids, np.int32), visit=zeros, sample=zeros,
+        born=np.full(len(rows), step, np.int32))
+
+
+def overlong_mask(samples: types.Samples, mask_overlong: bool) -> np.ndarray:
+    """The loss mask bool[n, T] without invalid samples and, if asked, without truncated ones."""
+    kept = samples.valid & samples.stopped if mask_overlong else samples.valid
+    return samples.loss_mask & kept[:, None]
+
+
+def _content(weights: np.ndarray) -> np.ndarray:
+    """Tokens of each row up to its last weight above 0."""
+    used = weights > 0
+    last = weights.shape[1] - np.argmax(used[:, ::-1], axis=1)
+    return np.where(used.any(axis=1), last, 0)
+
+
+def _slots(group: np.ndarray, kept: np.ndarray, *, rows: int) -> list[np.ndarray]:
+    """Row indices of each slot, by first appearance of the group; large groups take several."""
+    members: dict[int, list[int]] = {}
+    for row in kept:
+        members.setdefault(int(group[row]), []).append(row)
+    return [np.array(of_group[start:start + rows]) for of_group in members.values()
+            for start in range(0, len(of_group), rows)]
+
+
+def _check_prompts(samples: types.Samples, slots: list[np.ndarray], *,
+                   prompts: types.PromptTable) -> None:
+    for slot in slots:
+        used = set(samples.prompt[slot].tolist())
+        if len(used) > 1:
+            raise ValueError(f"group {samples.group[slot[0]]} holds samples of several prompts: "
+                             f"{sorted(used)}")
+        if len(prompts.tokens[used.pop()]) == 0:
+            raise ValueError(f"prompt {samples.prompt[slot[0]]} has no tokens")
+
+
+def _buckets(lengths: np.ndarray, buckets: tuple[int, ...], *, what: str) -> np.ndarray:
+    """The smallest bucket that holds each length."""
+    if len(lengths) and lengths.max() > buckets[-1]:
+        raise ValueError(f"a {what} of {lengths.max()} tokens is longer than the last of the "
+                         f"{what} buckets {buckets}")
+    return np.asarray(buckets)[np.searchsorted(buckets, lengths)]
+
+
+def _prompts(rows: list[np.ndarray], *, slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens i32[S, P] and lengths i32[S]; an idle slot has one token of id 0."""
+    length = np.ones(slots, np.int32)
+    length[:len(rows)] = [len(row) for row in rows]
+    return _pad(rows, (slots, width)), length
+
+
+def _rows(slots: list[np.ndarray], columns: tuple[np.ndarray, ...], *, shape: PackShape,
+          width: int) -> list[np.ndarray]:
+    """Each column [n, T] as [S, R, width], 0 where there is no row or the table is narrower."""
+    source = np.full((shape.slots, shape.rows), -1)
+    for index, slot in enumerate(slots):
+        source[index, :len(slot)] = slot
+    real = source >= 0
+    result = []
+    for column in columns:
+        target = np.zeros((shape.slots, shape.rows, width), column.dtype)
+        filled = min(width, column.shape[1])
+        target[real, :filled] = column[source[real], :filled]
+        result.append(target)
+    return result
+
+
+def _wide(column: np.ndarray, like: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(column[:, None], like.shape)
+
+
+def _pad(rows: list[np.ndarray], size: tuple[int, int]) -> np.ndarray:
+    result = np.zeros(size, np.int32)
+    for target, row in zip(result, rows):
+        target[:len(row)] = row
+    return result

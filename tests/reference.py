@@ -1,0 +1,110 @@
+"""Plain loops from the papers. Imports nothing of the package: the oracle of its tests.
+
+Samples are lists, one entry a sample; token tables are lists of lists. Slow on purpose.
+"""
+
+import math
+
+
+def _members(group, valid):
+    """Valid rows of each group that has at least two of them."""
+    members = {}
+    for row, (name, ok) in enumerate(zip(group, valid)):
+        if ok:
+            members.setdefault(name, []).append(row)
+    return {name: rows for name, rows in members.items() if len(rows) > 1}
+
+
+def grpo_advantages(rewards, group, valid, *, ddof=1, eps=1e-6):
+    """arXiv 2402.03300: (r - mean) / std of the group."""
+    result = [0.0] * len(rewards)
+    for rows in _members(group, valid).values():
+        values = [float(rewards[row]) for row in rows]
+        mean = sum(values) / len(values)
+        std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - ddof))
+        for row, value in zip(rows, values):
+            result[row] = (value - mean) / (std + eps)
+    return result
+
+
+def centred_advantages(rewards, group, valid):
+    """arXiv 2503.20783: r - mean of the group."""
+    result = [0.0] * len(rewards)
+    for rows in _members(group, valid).values():
+        mean = sum(float(rewards[row]) for row in rows) / len(rows)
+        for row in rows:
+            result[row] = float(rewards[row]) - mean
+    return result
+
+
+def leave_one_out_advantages(rewards, group, valid):
+    """arXiv 2402.14740: r - mean of the others."""
+    result = [0.0] * len(rewards)
+    for rows in _members(group, valid).values():
+        for row in rows:
+            others = [float(rewards[other]) for other in rows if other != row]
+            result[row] = float(rewards[row]) - sum(others) / len(others)
+    return result
+
+
+def whitened_advantages(rewards, group, valid, repeats, *, eps=1e-6):
+    """Centred by group, then whitened over the batch; a row counts `repeats` times.
+
+    repeats = lengths: by tokens (arXiv 2501.03262); all 1: by samples.
+    """
+    centred = centred_advantages(rewards, group, valid)
+    rows = [row for members in _members(group, valid).values() for row in members]
+    spread = [centred[row] for row in rows for _ in range(repeats[row])]
+    if not spread:
+        return [0.0] * len(rewards)
+    mean = sum(spread) / len(spread)
+    std = math.sqrt(sum((v - mean) ** 2 for v in spread) / len(spread))
+    return [(centred[row] - mean) / (std + eps) if row in rows else 0.0
+            for row in range(len(rewards))]
+
+
+def aggregate(per_token, mask, group, *, scheme, max_length):
+    """The scalar loss that each weight scheme stands for, as nested means."""
+    rows = [[x for x, on in zip(xs, ons) if on] for xs, ons in zip(per_token, mask)]
+    rows = [(name, row) for name, row in zip(group, rows) if row]
+    if not rows:
+        return 0.0
+    if scheme == "token":
+        return sum(sum(row) for _, row in rows) / sum(len(row) for _, row in rows)
+    if scheme == "sequence":
+        return sum(sum(row) / len(row) for _, row in rows) / len(rows)
+    if scheme == "constant":
+        return sum(sum(row) / max_length for _, row in rows) / len(rows)
+    groups = {}
+    for name, row in rows:
+        groups.setdefault(name, []).extend(row)
+    return sum(sum(tokens) / len(tokens) for tokens in groups.values()) / len(groups)
+
+
+def clipped_loss(ratio, advantage, *, low, high, dual=0.0):
+    """Loss of one token: -min(r A, clip(r) A), and at most -dual A for A < 0 (1912.09729)."""
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    value = min(ratio * advantage, clipped * advantage)
+    if dual and advantage < 0:
+        value = max(value, dual * advantage)
+    return -value
+
+
+def policy_loss(logprobs, old, advantages, weights, entropy, *, ratio, low, high, dual=0.0,
+                entropy_coef=0.0):
+    """Sum over rows and tokens of weight x (policy loss - coefficient x entropy)."""
+    total = 0.0
+    for row in range(len(logprobs)):
+        on = [t for t, weight in enumerate(weights[row]) if weight > 0]
+        if not on:
+            continue
+        mean = sum(logprobs[row][t] - old[row][t] for t in on) / len(on)
+        for t in on:
+            difference = mean if ratio == "sequence" else logprobs[row][t] - old[row][t]
+            if ratio == "none":
+                loss = -advantages[row][t] * logprobs[row][t]
+            else:
+                loss = clipped_loss(math.exp(difference), advantages[row][t], low=low, high=high,
+                                    dual=dual)
+            total += weights[row][t] * (loss - entropy_coef * entropy[row][t])
+    return total
