@@ -1,0 +1,169 @@
+"""Procedural arithmetic: seeded problems with an exact answer, a fifth of them held out."""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from dapo_jax import config
+from dapo_jax.envs import base
+
+Problem = tuple[int, str, int]  # left operand, operator, right operand
+
+APPLY = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+SPLITS = ("train", "eval")
+LISTED = 2**22  # problems of a level that are permuted; of more, repeats are drawn again
+MAX_DIGITS = 18  # operands are drawn as int64
+SHOT_POOL = 256  # training problems from which shots are drawn
+
+
+def build(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
+    """Records of `split` and how many fewer there are than the configuration asks for."""
+    count = cfg.task.train_size if split == "train" else cfg.eval.prompts
+    found = records(cfg.task, seed=cfg.seed, split=split, count=count)
+    return found, {"missing": count - len(found)}
+
+
+def records(task: config.Task, *, seed: int, split: str, count: int) -> list[base.Record]:
+    """`count` distinct problems in a seeded order, their levels mixed by share.
+
+    A level with too few problems gives all of them and leaves the rest to the others; if all
+    levels run out, fewer records are returned. A fifth of all problems belongs to "eval", the
+    rest to "train", whatever the seed; a commuted problem is on the side of its twin.
+    """
+    _check(task, split)
+    pool = _shot_pool(task, seed=seed) if task.shots else []
+    return [_record(task, problem, shots=_shots(pool, problem, count=task.shots, seed=seed))
+            for problem in _draw(task, seed=seed, split=split, count=count)]
+
+
+def score(text: str, record: Mapping[str, Any]) -> float:
+    """1.0 if the first line of `text`, stripped, is the answer, else 0.0."""
+    return float(text.split("\n", 1)[0].strip() == record["answer"])
+
+
+def _check(task: config.Task, split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not one of {SPLITS}")
+    unknown = set(task.operators) - set(APPLY)
+    if unknown or not task.operators:
+        raise config.ConfigError(f"config.task.operators = {task.operators!r}: name at least one of "
+                                 f"{''.join(APPLY)!r} and nothing else")
+    digits = {level[0] for level in task.levels if _is_level(level)}
+    if not digits or len(digits) < len(task.levels):
+        raise config.ConfigError(f"config.task.levels = {task.levels!r} must be (digits, share) pairs "
+                                 f"of different digits in 1..{MAX_DIGITS} and shares above 0")
+    if not 0 <= task.shots <= SHOT_POOL // 8:
+        raise config.ConfigError(f"config.task.shots = {task.shots} must lie in 0..{SHOT_POOL // 8}")
+
+
+def _is_level(level: tuple) -> bool:
+    return (len(level) == 2 and isinstance(level[0], int) and 1 <= level[0] <= MAX_DIGITS
+            and 0 < level[1] < math.inf)
+
+
+def _draw(task: config.Task, *, seed: int, split: str, count: int) -> list[Problem]:
+    """Up to `count` distinct problems of the split, shuffled over the levels."""
+    streams = {digits: _stream(digits, task.operators, seed=seed, split=split)
+               for digits, _ in task.levels}
+    shares = dict(task.levels)
+    found: list[Problem] = []
+    while streams and len(found) < count:
+        wanted = _apportion(count - len(found), [shares[digits] for digits in streams])
+        for digits, number in zip(list(streams), wanted, strict=True):
+            taken = list(itertools.islice(streams[digits], number))
+            found += taken
+            if len(taken) < number:
+                del streams[digits]
+    order = np.random.default_rng([seed, SPLITS.index(split)]).permutation(len(found))
+    return [found[i] for i in order]
+
+
+def _apportion(count: int, shares: list[float]) -> list[int]:
+    """`count` divided by shares, rounded so that the sum is exact."""
+    ends = np.rint(np.cumsum(shares) / np.sum(shares) * count).astype(int)
+    return np.diff(ends, prepend=0).tolist()
+
+
+def _stream(digits: int, operators: str, *, seed: int, split: str) -> Iterator[Problem]:
+    """All problems of one level and split, each once, in a seeded order."""
+    low = 10 ** (digits - 1) if digits > 1 else 0
+    width = 10**digits - low
+    rng = np.random.default_rng([seed, SPLITS.index(split), digits])
+    for left, kind, right in _cells(rng, width, len(operators)):
+        problem = (low + left, operators[kind], low + right)
+        if _held_out(problem) == (split == "eval"):
+            yield problem
+
+
+def _cells(rng: np.random.Generator, width: int, kinds: int) -> Iterator[tuple[int, int, int]]:
+    """Distinct cells of a [width, kinds, width] grid in random order, endless for a huge grid."""
+    if width * kinds * width <= LISTED:
+        for cell in rng.permutation(width * kinds * width).tolist():
+            yield cell // width // kinds, cell // width % kinds, cell % width
+        return
+    seen = set()
+    while True:
+        cell = (int(rng.integers(width)), int(rng.integers(kinds)), int(rng.integers(width)))
+        if cell not in seen:
+            seen.add(cell)
+            yield cell
+
+
+def _key(problem: Problem) -> str:
+    """One text for a problem and its commuted twin."""
+    left, operator, right = problem
+    if operator != "-":
+        left, right = sorted((left, right))
+    return f"{left}{operator}{right}"
+
+
+def _held_out(problem: Problem) -> bool:
+    """Whether the problem belongs to eval: by a hash that no seed and no process changes."""
+    digest = hashlib.blake2b(_key(problem).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 5 == 0
+
+
+def _shot_pool(task: config.Task, *, seed: int) -> list[Problem]:
+    """Training problems for shots, twins left out."""
+    drawn = _draw(task, seed=seed, split="train", count=SHOT_POOL)
+    pool = list({_key(problem): problem for problem in drawn}.values())
+    if len(pool) <= task.shots:
+        raise config.ConfigError(f"config.task.shots = {task.shots}, but config.task.levels = "
+                                 f"{task.levels!r} hold only {len(pool)} training problems")
+    return pool
+
+
+def _shots(pool: list[Problem], problem: Problem, *, count: int, seed: int) -> list[Problem]:
+    """`count` of the pool, drawn by seed and problem alone; never the problem or its twin."""
+    if not count:
+        return []
+    key = hashlib.blake2b(_text(problem, spaced=False).encode(), digest_size=8).digest()
+    rng = np.random.default_rng([seed, int.from_bytes(key, "big")])
+    drawn = [pool[i] for i in rng.choice(len(pool), count + 1, replace=False)]
+    return [shot for shot in drawn if _key(shot) != _key(problem)][:count]
+
+
+def _record(task: config.Task, problem: Problem, *, shots: list[Problem]) -> base.Record:
+    solved = [_text(shot, spaced=task.spaced) + _answer(shot) for shot in shots]
+    prompt = "\n".join([*solved, _text(problem, spaced=task.spaced)])
+    answer = _answer(problem)
+    return {"prompt": base.apply_template(task.template, prompt), "answer": answer,
+            "demonstration": answer, "level": len(str(problem[0]))}
+
+
+def _text(problem: Problem, *, spaced: bool) -> str:
+    """The question; the spaced form ends with a space, where the answer begins."""
+    left, operator, right = problem
+    return f"{left} {operator} {right} = " if spaced else f"{left}{operator}{right}="
+
+
+def _answer(problem: Problem) -> str:
+    left, operator, right = problem
+    return str(APPLY[operator](left, right))
+
+
+TASK = base.Task("arithmetic", build, "dapo_jax.envs.arithmetic:score")

@@ -1,0 +1,61 @@
+"""What a task is, the reward function it names, and the shaping that is no task's own."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dapo_jax import config
+
+Record = dict[str, Any]  # prompt, answer (texts); optional: demonstration (text), level
+Build = Callable[[config.Config, str], tuple[list[Record], dict[str, int]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Prompts of a split ("train" or "eval") and how completions of them are scored."""
+
+    name: str
+    build: Build  # (cfg, split) -> records with the template applied, counts of what was left out
+    reward: str  # "module:function" taking (text, record), giving a number or {"score": number}
+
+
+def apply_template(template: str, prompt: str) -> str:
+    """The prompt inside `template`, in place of each "{prompt}"; other braces stay as they are."""
+    if "{prompt}" not in template:
+        raise config.ConfigError(f"config.task.template = {template!r} holds no '{{prompt}}'")
+    return template.replace("{prompt}", prompt)
+
+
+def resolve_reward(dotted: str) -> Callable[[str, Mapping[str, Any]], Any]:
+    """The function named "module:function"; ConfigError says what of it is missing."""
+    module_name, _, name = dotted.partition(":")
+    if not module_name or not name:
+        raise config.ConfigError(f"reward {dotted!r} is not of the form 'module:function'")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise config.ConfigError(f"reward {dotted!r}: cannot import module {module_name!r}: "
+                                 f"{type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        raise config.ConfigError(f"reward {dotted!r}: module {module_name!r} has no {name!r}"
+                                 f"{config.near(name, vars(module))}")
+    if not callable(function):
+        raise config.ConfigError(f"reward {dotted!r}: {name!r} is a {type(function).__name__}, "
+                                 "not a function of (text, record)")
+    return function
+
+
+def overlong_penalty(length: int, max_length: int, cache: int, factor: float) -> float:
+    """Soft overlong punishment (DAPO, arXiv 2503.14476, equation 13), in [-factor, 0].
+
+    Lengths are in tokens. It falls linearly from 0 at `max_length - cache` to `-factor` at
+    `max_length` and stays there; `cache` 0 disables it.
+    """
+    if not 0 <= cache <= max_length:
+        raise ValueError(f"overlong cache = {cache} tokens must lie in 0..max_length = {max_length}")
+    if factor < 0:
+        raise ValueError(f"overlong factor = {factor} must not be negative: it is the penalty's size")
+    excess = min(length - (max_length - cache), cache)
+    return -factor * excess / cache if cache and excess > 0 else 0.0
