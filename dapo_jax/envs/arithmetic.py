@@ -50,14 +50,15 @@ def _check(task: config.Task, split: str) -> None:
         raise ValueError(f"split {split!r} is not one of {SPLITS}")
     unknown = set(task.operators) - set(APPLY)
     if unknown or not task.operators:
-        raise config.ConfigError(f"config.task.operators = {task.operators!r}: name at least one of "
-                                 f"{''.join(APPLY)!r} and nothing else")
+        raise config.ConfigError(f"config.task.operators = {task.operators!r}: name at least one "
+                                 f"of {''.join(APPLY)!r} and nothing else")
     digits = {level[0] for level in task.levels if _is_level(level)}
     if not digits or len(digits) < len(task.levels):
-        raise config.ConfigError(f"config.task.levels = {task.levels!r} must be (digits, share) pairs "
-                                 f"of different digits in 1..{MAX_DIGITS} and shares above 0")
+        raise config.ConfigError(f"config.task.levels = {task.levels!r} must be (digits, share) "
+                                 f"pairs: different digits in 1..{MAX_DIGITS}, shares above 0")
     if not 0 <= task.shots <= SHOT_POOL // 8:
-        raise config.ConfigError(f"config.task.shots = {task.shots} must lie in 0..{SHOT_POOL // 8}")
+        raise config.ConfigError(
+            f"config.task.shots = {task.shots} must lie in 0..{SHOT_POOL // 8}")
 
 
 def _is_level(level: tuple) -> bool:

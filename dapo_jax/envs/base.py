@@ -54,8 +54,8 @@ def overlong_penalty(length: int, max_length: int, cache: int, factor: float) ->
     `max_length` and stays there; `cache` 0 disables it.
     """
     if not 0 <= cache <= max_length:
-        raise ValueError(f"overlong cache = {cache} tokens must lie in 0..max_length = {max_length}")
+        raise ValueError(f"overlong cache = {cache} tokens is outside 0..max_length = {max_length}")
     if factor < 0:
-        raise ValueError(f"overlong factor = {factor} must not be negative: it is the penalty's size")
+        raise ValueError(f"overlong factor = {factor} is negative: it is the size of the penalty")
     excess = min(length - (max_length - cache), cache)
     return -factor * excess / cache if cache and excess > 0 else 0.0

@@ -219,8 +219,8 @@ def _replace(pool: Pool, slot: int, call: _Call, kind: str) -> None:
     elif call.spare:
         call.spare -= 1
     else:
-        raise RuntimeError(f"workers for reward {pool.reward!r} keep ending between items, the last "
-                           f"with status {status}")
+        raise RuntimeError(f"workers for reward {pool.reward!r} keep ending between items, the "
+                           f"last with status {status}")
     pool.workers[slot] = _start(pool.reward, pool.cfg)
 
 

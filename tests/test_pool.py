@@ -1,0 +1,289 @@
+"""Scoring in killable processes: one bad item costs itself alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dapo_jax import config
+from dapo_jax.envs import pool
+
+REWARDS = '''
+import os, re, signal, subprocess, sys, time
+
+def act(text, record):
+    """Does what the text says; a number is its own reward."""
+    if text == "raise":
+        raise ZeroDivisionError("on purpose")
+    if text == "rude":
+        class Rude(Exception):
+            def __str__(self):
+                raise ValueError("no text")
+        raise Rude()
+    if text == "hang":
+        time.sleep(1000)
+    if text == "hang in C":
+        re.match(r"(a+)+$", "a" * 40 + "b")
+    if text == "hang with child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        open(record["note"], "w").write(str(child.pid))
+        time.sleep(1000)
+    if text == "exit":
+        sys.exit(3)
+    if text == "die":
+        os._exit(3)
+    if text == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if text == "print":
+        print("[1, 2]" * 5000)
+        os.write(1, b"not a reply\\n")
+        sys.stdout.flush()
+        return 1
+    if text == "stdin":
+        return len(sys.stdin.read())
+    if text == "slow":
+        time.sleep(0.05)
+        return 1
+    return float(text)
+
+def modules(text, record):
+    return float(text in sys.modules)
+
+def pid(text, record):
+    if "note" in record:
+        open(record["note"], "w").write(str(os.getpid()))
+    return act(text, {}) if text else os.getpid()
+
+def typed(text, record):
+    import numpy as np
+    return {"true": True, "int": 2, "float": 0.5, "f32": np.float32(0.25), "i64": np.int64(3),
+            "bool_": np.bool_(True), "dict": {"score": 4, "more": "x"}, "nested": {"score": {}},
+            "nan": float("nan"), "inf": np.float64("-inf"), "beyond f32": 1e39, "huge": 10**400,
+            "str": "1", "none": None, "list": [1.0], "empty dict": {}, "array": np.zeros(1),
+            "complex": np.complex64(1)}[text]
+'''
+
+
+@pytest.fixture(autouse=True)
+def rewards(tmp_path, monkeypatch):
+    (tmp_path / "rewards_of_the_pool_test.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def start(name, **settings):
+    return pool.open(f"rewards_of_the_pool_test:{name}",
+                     config.Scoring(**{"timeout": 20.0, **settings}))
+
+
+def run(name, texts, records=None, **settings):
+    with start(name, **settings) as workers:
+        return pool.score(workers, texts, records or [{}] * len(texts))
+
+
+def gone(pid, within=10.0):
+    limit = time.monotonic() + within
+    while time.monotonic() < limit:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rewards_come_back_in_order(workers):
+    scores = run("act", [str(n) for n in range(300)], workers=workers)
+    assert scores.reward.tolist() == list(range(300))
+    assert scores.reward.dtype == np.float32 and scores.valid.dtype == bool
+    assert scores.valid.all()
+    assert (scores.errors, scores.timeouts, scores.first_failure) == (0, 0, "")
+
+
+def test_a_reward_that_raises_or_gives_nan_is_masked_and_counted():
+    texts = ["true", "int", "nan", "float", "f32", "i64", "dict", "inf", "beyond f32", "huge",
+             "bool_"]
+    scores = run("typed", texts)
+    assert scores.reward.tolist() == [1, 2, 0, 0.5, 0.25, 3, 4, 0, 0, 0, 1]
+    assert scores.valid.tolist() == [text not in ("nan", "inf", "beyond f32", "huge")
+                                     for text in texts]
+    assert (scores.errors, scores.timeouts) == (4, 0)
+    assert scores.first_failure == "item 2: the reward is nan"
+    scores = run("act", ["1", "raise", "rude", "exit", "2"])
+    assert scores.valid.tolist() == [True, False, False, False, True]
+    assert scores.errors == 3
+    assert "ZeroDivisionError: on purpose" in scores.first_failure
+    assert "rewards_of_the_pool_test.py:7" in scores.first_failure
+
+
+def test_a_failed_item_gets_the_configured_reward_if_asked():
+    scores = run("act", ["1", "raise", "die"], on_failure="reward", failure_reward=-0.5)
+    assert scores.reward.tolist() == [1, -0.5, -0.5]
+    assert scores.valid.all()
+    assert scores.errors == 2
+
+
+@pytest.mark.parametrize("text, kind", [
+    ("str", "str"), ("none", "NoneType"), ("list", "list"), ("empty dict", "dict without 'score'"),
+    ("nested", "dict"), ("array", "ndarray"), ("complex", "complex64"),
+])
+def test_what_is_no_number_is_refused_with_function_and_type(text, kind):
+    with start("typed") as workers:
+        with pytest.raises(pool.RewardTypeError, match=f"pool_test:typed.* returned a {kind};"):
+            pool.score(workers, ["int", text], [{}] * 2)
+        with pytest.raises(RuntimeError, match="closed"):
+            pool.score(workers, ["int"], [{}])
+    assert issubclass(pool.RewardTypeError, config.ConfigError)
+
+
+@pytest.mark.parametrize("bad", ["die", "killed", "hang", "hang in C"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_only_the_item_at_fault_is_lost(bad, workers):
+    texts = [str(n) for n in range(40)]
+    texts[3] = texts[17] = bad
+    scores = run("act", texts, workers=workers, timeout=0.4)
+    lost = {3, 17}
+    assert scores.valid.tolist() == [n not in lost for n in range(40)]
+    assert scores.reward.tolist() == [0 if n in lost else n for n in range(40)]
+    hung = bad.startswith("hang")
+    assert (scores.errors, scores.timeouts) == ((0, 2) if hung else (2, 0))
+    assert ("no answer within 0.4 s" if hung else "ended with status") in scores.first_failure
+
+
+def test_a_pool_whose_every_item_kills_ends_and_serves_the_next_call():
+    with start("act", workers=2) as workers:
+        scores = pool.score(workers, ["die"] * 5, [{}] * 5)
+        assert (scores.errors, scores.valid.any()) == (5, False)
+        assert pool.score(workers, ["7"], [{}]).reward.tolist() == [7]
+
+
+def test_the_limit_is_for_one_item_not_for_the_call():
+    scores = run("act", ["slow"] * 30, timeout=0.5)
+    assert scores.valid.all()
+
+
+def test_a_worker_killed_while_idle_is_replaced_at_no_cost():
+    with start("pid") as workers:
+        first = int(pool.score(workers, [""], [{}]).reward[0])
+        os.kill(first, signal.SIGKILL)
+        assert gone(first)
+        scores = pool.score(workers, [""] * 3, [{}] * 3)
+        assert scores.valid.all()
+        assert int(scores.reward[0]) != first
+
+
+def test_prints_and_reads_of_a_reward_do_not_touch_the_protocol():
+    scores = run("act", ["print", "stdin", "2", "print"])
+    assert scores.reward.tolist() == [1, 0, 2, 1]
+    assert scores.errors == 0
+
+
+def test_workers_import_neither_jax_nor_the_parents_main():
+    texts = ["jax", "pytest", "flax", "dapo_jax.types", "json"]
+    assert run("modules", texts).reward.tolist() == [0, 0, 0, 0, 1]
+    with pool.open("dapo_jax.envs.arithmetic:score", config.Scoring()) as workers:
+        scores = pool.score(workers, ["47", "48"], [{"answer": "47"}] * 2)
+    assert scores.reward.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("reward, words", [
+    ("no_such_module:score", "cannot import module 'no_such_module'"),
+    ("rewards_of_the_pool_test:acts", "has no 'acts'; did you mean act"),
+    ("exits_at_import:score", "SystemExit: 7"),
+    ("dies_at_import:score", "ended with status 5 before it could score"),
+])
+def test_a_reward_that_cannot_be_used_is_an_error_not_a_loop(reward, words, tmp_path):
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(7)")
+    (tmp_path / "dies_at_import.py").write_text("import os; os._exit(5)")
+    with pool.open(reward, config.Scoring(workers=2)) as workers, \
+            pytest.raises(config.ConfigError, match=words):
+        pool.ready(workers)
+    with pool.open(reward, config.Scoring()) as workers, \
+            pytest.raises(config.ConfigError, match=words):
+        pool.score(workers, ["1"], [{}])
+
+
+def test_records_that_the_worker_cannot_read_are_an_error_not_a_loop(tmp_path, monkeypatch):
+    (tmp_path / "vanishing.py").write_text("class Thing: pass")
+    import vanishing
+    with start("act") as workers:
+        pool.ready(workers)
+        (tmp_path / "vanishing.py").unlink()
+        with pytest.raises(config.ConfigError, match="vanishing"):
+            pool.score(workers, ["1"], [{"thing": vanishing.Thing()}])
+
+
+def test_large_texts_pass_both_ways():
+    texts = [str(n) + " " * 300_000 for n in range(40)]
+    assert run("act", texts, workers=2).reward.tolist() == list(range(40))
+
+
+def test_no_items_and_unequal_lengths():
+    with start("act") as workers:
+        scores = pool.score(workers, [], [])
+        assert (scores.reward.shape, scores.valid.shape, scores.errors) == ((0,), (0,), 0)
+        with pytest.raises(ValueError, match="2 texts but 1 records"):
+            pool.score(workers, ["1", "2"], [{}])
+
+
+def test_closing_ends_workers_and_may_be_repeated():
+    workers = start("act", workers=2)
+    pids = [worker.process.pid for worker in workers.workers]
+    pool.close(workers)
+    pool.close(workers)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_a_late_reward_started_is_killed_with_it(tmp_path):
+    note = tmp_path / "child"
+    run("act", ["hang with child"], [{"note": str(note)}], timeout=1.0)
+    assert gone(int(note.read_text()))
+
+
+PARENT = '''
+import sys
+from dapo_jax import config
+from dapo_jax.envs import pool
+workers = pool.open("rewards_of_the_pool_test:pid", config.Scoring(timeout=float(sys.argv[2])))
+pool.score(workers, [sys.argv[1]], [{"note": sys.argv[3]}])
+'''
+
+
+@pytest.mark.parametrize("text, timeout", [("hang", "100"), ("hang in C", "1")])
+def test_no_worker_outlives_a_parent_that_is_killed(text, timeout, tmp_path):
+    note = tmp_path / "worker"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, text, timeout, str(note)],
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    limit = time.monotonic() + 30
+    while not (note.exists() and note.read_text()) and time.monotonic() < limit:
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    assert gone(int(note.read_text()))
+
+
+def test_a_reward_is_not_interrupted_by_ctrl_c():
+    with start("act") as workers:
+        pool.ready(workers)
+        os.kill(workers.workers[0].process.pid, signal.SIGINT)
+        assert pool.score(workers, ["1"], [{}]).valid.all()
+        assert workers.workers[0].process.poll() is None
+
+
+def test_trivial_answers_are_scored_quickly_once_warm():
+    texts, records = ["47\n"] * 512, [{"prompt": "12+35=", "answer": "47"}] * 512
+    with pool.open("dapo_jax.envs.arithmetic:score", config.Scoring()) as workers:
+        pool.ready(workers)
+        seconds = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            pool.score(workers, texts, records)
+            seconds.append(time.perf_counter() - begin)
+    # 5 ms on an idle machine; the best of five, with room for a busy one.
+    assert min(seconds) < 0.02

@@ -1,0 +1,177 @@
+"""JSON Lines files with every fault named, and held-out rows."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dapo_jax import config
+from dapo_jax.data import sources
+
+GOOD = '{"prompt": "1+1=", "answer": "2"}'
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="data.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+    return write
+
+
+def read(path, **changes):
+    fields = {"prompt_field": "prompt", "answer_field": "answer"}
+    return sources.read_jsonl(path, **{**fields, **changes})
+
+
+def message(path, **changes):
+    with pytest.raises(config.ConfigError) as caught:
+        read(path, **changes)
+    return str(caught.value)
+
+
+FAULTY = "\n".join([GOOD, GOOD, '{"prompt": ', '{"prompt": "3+3="}',
+                    '{"prompt": "", "answer": "1"}'])
+
+
+def test_bad_records_are_named_by_file_line_and_key(write):
+    path = write(FAULTY)
+    lines = message(path).splitlines()
+    assert lines[0] == "3 bad lines:"
+    assert [line.split(":")[0] for line in lines[1:4]] == [f"{path}, line {n}" for n in (3, 4, 5)]
+    assert "JSON" in lines[1]
+    assert "'answer'" in lines[2] and "'prompt'" not in lines[2]
+    assert "'prompt' is empty" in lines[3]
+
+
+def test_bad_records_are_skipped_and_still_named_if_asked(write):
+    path = write(FAULTY)
+    records, bad = read(path, on_bad="skip")
+    assert [record["answer"] for record in records] == ["2", "2"]
+    assert [line.split(":")[0] for line in bad] == [f"{path}, line {n}" for n in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("line, words", [
+    ("[1]", "list, not an object"), ("3", "int, not an object"),
+    ('{"prompt": 3, "answer": "1"}', "'prompt' is a int"),
+    ('{"prompt": null, "answer": "1"}', "'prompt' is a NoneType"),
+    ('{"prompt": "  ", "answer": "1"}', "'prompt' is empty"),
+    ('{"prompt": "p", "answer": ["1"]}', "'answer' is a list"),
+    ('{"prompt": "p", "answer": true}', "'answer' is a bool"),
+    ('{"prompt": "p", "answer": null}', "'answer' is a NoneType"),
+    ('{"prompt": "p", "answer": ""}', "'answer' is empty"),
+    ('{"prompt": "p", "answer": NaN}', "NaN"),
+    ('{"prompt": "p", "answer": 1e999}', "'answer' is inf"),
+    ('{"other": 1}', "'prompt' and no 'answer'"),
+    ('{"prompt": "p", "answer": "1", "demonstration": 1}', "'demonstration' is a int"),
+    ('{"prompt": "\\ud800", "answer": "1"}', "surrogates"),
+    ("[" * 100_000, "JSON"), ('{"prompt": "p", "answer": ' + "1" * 5000 + "}", "JSON"),
+])
+def test_each_kind_of_bad_line_is_explained(write, line, words):
+    found = message(write(f"{GOOD}\n{line}\n"))
+    assert "line 2: " in found and words in found
+
+
+def test_a_line_that_is_not_utf8_is_named(write):
+    assert "line 2: it is not UTF-8" in message(write(GOOD.encode() + b"\n\xff\xfe\n"))
+    assert "no usable record" in message(write(GOOD.encode("utf-16")), on_bad="skip")
+
+
+def test_twenty_bad_lines_are_listed_and_the_rest_counted(write):
+    lines = message(write("\n".join(["x"] * 33))).splitlines()
+    assert lines[0] == "33 bad lines:"
+    assert sum(", line " in line for line in lines) == 20
+    assert "and 13 more" in lines
+
+
+def test_numbers_are_answers_and_other_fields_are_kept(write):
+    path = write('{"q": "p", "a": 3, "tests": [1]}\n{"q": "r", "a": 0.5}\n')
+    records, bad = read(path, prompt_field="q", answer_field="a")
+    assert records == [{"q": "p", "a": 3, "tests": [1], "prompt": "p", "answer": "3"},
+                       {"q": "r", "a": 0.5, "prompt": "r", "answer": "0.5"}]
+    assert bad == []
+
+
+def test_windows_line_ends_blank_lines_a_bom_and_odd_separators_are_read(write):
+    odd = '{"prompt": "a\u2028b", "answer": "1"}'
+    content = b"\xef\xbb\xbf" + f"{GOOD}\r\n\r\n  \n{odd}\r\nx".encode()
+    records, bad = read(write(content), on_bad="skip")
+    assert [record["prompt"] for record in records] == ["1+1=", "a\u2028b"]
+    assert "line 5: " in bad[0] and len(bad) == 1
+
+
+def test_the_limit_counts_good_lines_and_stops_reading(write):
+    path = write(f"x\n{GOOD}\n{GOOD}\ny\n{GOOD}")
+    records, bad = read(path, on_bad="skip", limit=2)
+    assert (len(records), len(bad)) == (2, 1)
+    assert len(read(path, on_bad="skip")[0]) == 3
+
+
+def test_files_that_cannot_be_used_are_named(write, tmp_path):
+    for path in (str(tmp_path / "none.jsonl"), str(tmp_path), write(""), write("\n \n")):
+        assert path in message(path)
+    assert "line 1" in message(write("x"), on_bad="skip")
+
+
+def settings(train, held_out="", **changes):
+    return config.Config(
+        task=config.Task(name="jsonl", train_path=train, eval_path=held_out,
+                         **{"template": "Q{prompt}", **changes}),
+        eval=config.Evaluation(prompts=4))
+
+
+def rows(numbers):
+    return "".join(json.dumps({"prompt": f"p{n}", "answer": n}) + "\n" for n in numbers)
+
+
+def prompts(cfg, split):
+    return [record["prompt"] for record in sources.load(cfg, split)[0]]
+
+
+def test_held_out_rows_are_never_trained_on_and_do_not_move_with_the_order(write):
+    cfg = settings(write(rows([*range(20), *range(20)])))
+    train, held_out = prompts(cfg, "train"), prompts(cfg, "eval")
+    assert len(held_out) == len(set(held_out)) == 4
+    assert len(train) == 32
+    assert {*train, *held_out} == {f"Qp{n}" for n in range(20)}
+    assert not {*train} & {*held_out}
+    shuffled = settings(write(rows([*range(19, -1, -1)]), "other.jsonl"), template="{prompt}")
+    assert {f"Q{text}" for text in prompts(shuffled, "eval")} == {*held_out}
+
+
+def test_the_training_limit_does_not_change_what_is_held_out(write):
+    path = write(rows(range(20)))
+    short = settings(path, train_size=3)
+    assert prompts(short, "eval") == prompts(settings(path), "eval")
+    assert prompts(short, "train") == prompts(settings(path), "train")[:3]
+
+
+def test_too_few_rows_to_hold_out_are_refused_with_the_numbers(write):
+    with pytest.raises(config.ConfigError, match=r"4 different prompts.*eval.prompts = 4"):
+        sources.load(settings(write(rows([0, 1, 2, 3, 3]))), "train")
+
+
+def test_files_of_their_own_give_each_split_its_rows(write):
+    cfg = settings(write(rows(range(3))), write(rows(range(10, 20)), "eval.jsonl"))
+    assert prompts(cfg, "train") == ["Qp0", "Qp1", "Qp2"]
+    assert prompts(cfg, "eval") == ["Qp10", "Qp11", "Qp12", "Qp13"]
+
+
+def test_skipped_lines_are_counted_and_told(write, caplog):
+    cfg = settings(write(rows(range(9)) + "x\n"), bad_records="skip")
+    assert sources.load(cfg, "train")[1] == {"bad": 1}
+    assert "line 10" in caplog.text
+
+
+def test_arithmetic_is_loaded_by_name_and_an_unknown_task_is_refused():
+    cfg = config.Config(task=config.Task(train_size=7))
+    assert len(sources.load(cfg, "train")[0]) == 7
+    assert len(sources.load(cfg, "eval")[0]) == cfg.eval.prompts
+    unknown = dataclasses.replace(cfg, task=config.Task(name="chess"))
+    with pytest.raises(config.ConfigError, match="chess.*arithmetic, jsonl"):
+        sources.load(unknown, "train")
+    with pytest.raises(config.ConfigError, match="train_path"):
+        sources.load(settings(""), "eval")
+    with pytest.raises(ValueError, match="test"):
+        sources.load(cfg, "test")
