@@ -173,14 +173,14 @@ class Optimizer:
 class Phase:
     """A stretch of steps that learns in one way: `sft` from demonstrations, `rl` from rollouts."""
 
-    steps: int = option(0, "outer steps; 0: leave the phase out (rl: until `epochs` end)")
+    steps: int = option(0, "outer steps; 0: as many as `epochs` fill, or leave the phase out")
     prompts_per_step: int = option(32, "groups trained on per step")
     samples_per_prompt: int = option(16, "samples per group (sft: 1)")
     updates_per_step: int = option(1, "optimizer updates per step; divides prompts_per_step")
     microbatch_slots: int = option(32, "prompts per microbatch")
     completion_buckets: tuple = option((), "completion lengths in tokens that are compiled for "
                                        "updates; empty: max_new_tokens only")
-    epochs: int = option(0, "passes over the prompts before the run ends; 0: no limit")
+    epochs: int = option(0, "passes over the prompts before the phase ends; 0: no limit")
     algorithm: AlgorithmChoice = section(AlgorithmChoice)
     optimizer: Optimizer = section(Optimizer)
 

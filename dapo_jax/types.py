@@ -7,7 +7,7 @@ lengths are carried, never found again from token values, because a pad id may a
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -234,8 +234,15 @@ def merge(first: Metrics, second: Metrics) -> Metrics:
     return {name: join(first[name], second[name]) for name in first}
 
 
-def result(metric: Mean | Max) -> float:
-    """The value of a fetched metric; NaN where nothing was counted."""
-    if isinstance(metric, Max):
-        return float(metric.value)
-    return float(metric.total) / float(metric.weight) if float(metric.weight) else float("nan")
+def results(fetched: Sequence[Metrics]) -> dict[str, float]:
+    """Values of metrics that were fetched to the host; NaN where nothing was counted."""
+    values = {}
+    for name in fetched[0] if fetched else ():
+        parts = [metrics[name] for metrics in fetched]
+        if isinstance(parts[0], Max):
+            values[name] = float(max(part.value for part in parts))
+        else:
+            weight = float(sum(part.weight for part in parts))
+            total = float(sum(part.total for part in parts))
+            values[name] = total / weight if weight else float("nan")
+    return values

@@ -162,7 +162,7 @@ def compile_programs(
     sums = (mesh_lib.structs(sums[0], placed.params), mesh_lib.structs(sums[1], whole))
     add = jax.jit(lambda *args: accumulate(*args, **static), donate_argnums=0,
                   out_shardings=sums_placed)
-    finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=(0, 1),
+    finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=0,
                      out_shardings=(placed, whole))
     return Programs(
         start=begin.lower(state.params).compile(),

@@ -24,13 +24,14 @@ class Engine:
     rows: int  # R
     slots: tuple[int, ...]  # the ladder of S
     buckets: tuple[int, ...]  # the ladder of P
+    max_context: int  # tokens of prompt and completion; 0: no limit
     programs: Mapping[tuple[int, int], Callable]
     batch_sharding: jax.sharding.Sharding
 
 
 def compile_engine(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
-    buckets: Sequence[int],
+    buckets: Sequence[int], max_context: int = 0,
 ) -> Engine:
     """Compile every (S, P) shape that a run can ask for."""
     sharding = mesh_lib.batch_sharding(mesh)
@@ -42,7 +43,7 @@ def compile_engine(
     programs = {
         (count, width): run.lower(params, prompt_structs(mesh, count, width), root).compile()
         for count in slots for width in buckets}
-    return Engine(sampling, rows, tuple(slots), tuple(buckets), programs, sharding)
+    return Engine(sampling, rows, tuple(slots), tuple(buckets), max_context, programs, sharding)
 
 
 def prompt_structs(mesh: Mesh, slots: int, width: int) -> types.Prompts:
@@ -103,6 +104,8 @@ def _prompts(
     numbers[0, used] = [len(table.tokens[i]) for i in ids]
     numbers[1, used], numbers[2, used], numbers[3, used] = ids, plan.visit[place], first
     budget = np.full(size, engine.sampling.max_new_tokens, np.int32)
+    if engine.max_context:
+        budget = np.minimum(budget, engine.max_context - numbers[0])
     return types.Prompts(tokens, *numbers, budget)
 
 

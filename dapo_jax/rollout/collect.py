@@ -1,0 +1,144 @@
+"""One step's samples from the policy: the controller's rounds of generating and scoring."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dapo_jax import config, types
+from dapo_jax.buffer import buffer
+from dapo_jax.dynamic_sampling import controller
+from dapo_jax.envs import math_answers, pool as pools, rewards
+from dapo_jax.rollout import engine as engines
+from dapo_jax.runtime import metrics as metric_lib
+from dapo_jax.text import tokenizer as tokenizers
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What samples come from; nothing of it changes during a run."""
+
+    engine: engines.Engine
+    root: jax.Array  # the rollouts' key
+    table: types.PromptTable
+    tokenizer: tokenizers.Tokenizer
+    pool: pools.Pool
+    overlong: config.Overlong
+    size: controller.CollectSettings | None = None  # None: nothing is filtered (evaluation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One generate call's worth of scored samples, for the log."""
+
+    samples: types.Samples
+    texts: list[str]
+    scores: pools.Scores
+    seconds: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collected:
+    """A step's batch and what it took."""
+
+    controller: types.ControllerState
+    buffer: types.Samples
+    batch: types.Samples
+    report: controller.Report
+    rounds: list[Round]
+
+
+def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: int) -> Round:
+    """Generate and score the plan's groups."""
+    begun = time.perf_counter()
+    samples = engines.run(source.engine, params, plan, table=source.table, root=source.root,
+                          step=step)
+    generated = time.perf_counter()
+    texts = [decode(source.tokenizer, samples, row) for row in range(len(samples))]
+    records = [source.table.records[prompt] for prompt in samples.prompt]
+    samples, scores = rewards.score(
+        samples, texts, records, pool=source.pool, overlong=source.overlong,
+        max_length=source.engine.sampling.max_new_tokens)
+    seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
+    return Round(samples, texts, scores, seconds)
+
+
+def decode(tokenizer: tokenizers.Tokenizer, samples: types.Samples, row: int) -> str:
+    """The text of one completion, its stop token included where that has a text."""
+    return tokenizer.decode(samples.tokens[row, :samples.length[row]].tolist())
+
+
+def collect(
+    source: Source, params: types.Tree, *, state: types.ControllerState, carried: types.Samples,
+    step: int, rounds: list[Round],
+) -> Collected:
+    """One step's batch. Each finished round is appended to `rounds`, so that what was sampled is
+    known also where the step then ends in LimitReached."""
+
+    def sample(plan: types.Plan) -> types.Samples:
+        rounds.append(sample_round(source, params, plan, step=step))
+        return rounds[-1].samples
+
+    state, carried, batch, report = controller.collect(
+        state, carried, step=step, sample=sample, size=source.size)
+    return Collected(state, carried, batch, report, rounds)
+
+
+def metrics(collected: Collected, *, step: int) -> dict[str, float]:
+    """What metrics.jsonl says of the step's sampling."""
+    rounds = collected.rounds
+    values = controller.metrics(collected.report)
+    seconds = {name: sum(one.seconds[name] for one in rounds) for name in ("rollout", "reward")}
+    values |= {f"time/{name}": value for name, value in seconds.items()}
+    values |= {
+        "buffer/groups": buffer.groups(collected.buffer),
+        "buffer/age": buffer.mean_age(collected.buffer, step=step),
+        "invalid/reward_error": sum(one.scores.errors for one in rounds),
+        "invalid/reward_timeout": sum(one.scores.timeouts for one in rounds)}
+    if rounds:
+        values |= _text_metrics(rounds)
+        tokens = sum(int(one.samples.length.sum()) for one in rounds)
+        values["tokens_per_second/rollout"] = tokens / max(seconds["rollout"], 1e-9)
+    return values
+
+
+def _text_metrics(rounds: Sequence[Round]) -> dict[str, float]:
+    length = np.concatenate([one.samples.length for one in rounds])
+    stopped = np.concatenate([one.samples.stopped for one in rounds])
+    texts = [text for one in rounds for text in one.texts]
+    parsed = [math_answers.extract(text) is not None for text in texts]
+    return {
+        "length/mean": float(length.mean()), "length/max": int(length.max()),
+        "length/truncated": float(1 - stopped.mean()), "format/stopped": float(stopped.mean()),
+        "format/valid": float(np.mean(parsed)), **metric_lib.repetition_metrics(texts)}
+
+
+def rows(
+    rounds: Sequence[Round], table: types.PromptTable, *, step: int, kept: frozenset[int] | None,
+    limit: int,
+) -> list[dict]:
+    """The step's rollouts for DIR/samples; `kept` holds the accepted groups (None: not known),
+    `limit` the most rows (0: all)."""
+    result = []
+    for number, one in enumerate(rounds, start=1):
+        for row in range(len(one.samples)):
+            if limit and len(result) >= limit:
+                return result
+            result.append({"step": step, "round": number, **_row(one, row, table, kept)})
+    return result
+
+
+def _row(one: Round, row: int, table: types.PromptTable, kept: frozenset[int] | None) -> dict:
+    samples = one.samples
+    record = table.records[samples.prompt[row]]
+    group = int(samples.group[row])
+    return {
+        "group": group, "prompt_id": int(samples.prompt[row]), "visit": int(samples.visit[row]),
+        "sample": int(samples.sample[row]), "prompt": record["prompt"],
+        "completion": one.texts[row], "answer": record["answer"],
+        "reward": float(samples.reward[row]), "shaped": float(samples.shaped[row]),
+        "valid": bool(samples.valid[row]), "stopped": bool(samples.stopped[row]),
+        "length": int(samples.length[row]), "kept": None if kept is None else group in kept,
+        "level": record.get("level")}

@@ -1,0 +1,226 @@
+"""From a configuration to everything a run is made of; all refusals happen here, before the
+first compile."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dapo_jax import config, types
+from dapo_jax.data import prompts, sources
+from dapo_jax.dynamic_sampling import controller, order
+from dapo_jax.envs import base
+from dapo_jax.learner import algorithms, optim, packing, update
+from dapo_jax.models import gguf, spec as specs, transformer
+from dapo_jax.rollout import draw
+from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.text import tokenizer as tokenizers
+
+# What each derived key is for; never reorder.
+PARAMETERS, ROLLOUT, EVALUATION = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One phase of the run, its algorithm resolved."""
+
+    name: str  # "sft" or "rl"
+    cfg: config.Phase
+    algorithm: algorithms.Algorithm
+    first_step: int
+    steps: int
+    optimizer: update.Optimizer
+    pack: packing.PackShape
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the phase is over; steps count from 1."""
+        return self.first_step + self.steps - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a run is made of before anything is compiled."""
+
+    cfg: config.Config
+    spec: specs.ModelSpec
+    weights: gguf.File | None  # None: random
+    tokenizer: tokenizers.Tokenizer
+    stop_ids: tuple[int, ...]
+    reward: str  # module:function
+    train_table: types.PromptTable
+    eval_table: types.PromptTable
+    counts: Mapping[str, int]  # of records left out, by reason
+    mesh: Mesh
+    phases: tuple[Phase, ...]
+
+    @property
+    def steps(self) -> int:
+        """All steps of the run."""
+        return sum(phase.steps for phase in self.phases)
+
+
+def prepare(cfg: config.Config) -> Parts:
+    """Read data and model headers and check them against the configuration."""
+    weights = gguf.open(gguf.find(cfg.model)) if cfg.model.source == "gguf" else None
+    mesh = mesh_lib.make(cfg.mesh)
+    tokenizer = tokenizers.build(cfg.tokenizer, weights.metadata if weights else None)
+    spec = _spec(cfg, weights, tokenizer)
+    stop_ids = tuple(dict.fromkeys(
+        (*tokenizers.single_ids(tokenizer, cfg.rollout.stop), *tokenizer.stop_ids)))
+    tables, counts = {}, {}
+    for split in ("train", "eval"):
+        records, left_out = sources.load(cfg, split)
+        tables[split], more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_ids[0])
+        counts |= {f"{split}: {name}": count for name, count in (left_out | more).items()}
+    _check_context(cfg, tables)
+    phases = _phases(cfg, tables["train"], mesh)
+    reward = cfg.task.reward or sources.task(cfg.task.name).reward
+    base.resolve_reward(reward)
+    return Parts(cfg, spec, weights, tokenizer, stop_ids, reward, tables["train"],
+                 tables["eval"], counts, mesh, phases)
+
+
+def _spec(
+    cfg: config.Config, weights: gguf.File | None, tokenizer: tokenizers.Tokenizer
+) -> specs.ModelSpec:
+    dtype = cfg.model.compute_dtype
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    if weights is None:
+        return specs.from_scratch(cfg.model, tokenizer.vocab_size, dtype)
+    spec = gguf.spec(weights, compute_dtype=dtype, remat=cfg.model.remat)
+    if tokenizer.vocab_size > spec.vocab:
+        raise config.ConfigError(
+            f"config.tokenizer has {tokenizer.vocab_size} tokens, the model {weights.path} only "
+            f"{spec.vocab}; set config.tokenizer.kind to gguf")
+    return spec
+
+
+def _check_context(cfg: config.Config, tables: Mapping[str, types.PromptTable]) -> None:
+    limit = cfg.rollout.max_context
+    longest = max(len(tokens) for table in tables.values() for tokens in table.tokens)
+    if limit and longest >= limit:
+        raise config.ConfigError(
+            f"config.rollout.max_context = {limit} tokens leaves no room after a prompt of "
+            f"{longest} tokens; raise it, or lower config.prompts.buckets")
+
+
+def _phases(
+    cfg: config.Config, table: types.PromptTable, mesh: Mesh
+) -> tuple[Phase, ...]:
+    mesh_lib.check_divides(mesh, cfg.rollout.slots, "rollout.slots")
+    phases, first = [], 1
+    for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
+        steps = _steps(phase, len(table))
+        if not steps:
+            continue
+        algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
+        _check_phase(name, phase, algorithm, table, mesh)
+        width = config.completion_buckets(phase, cfg.rollout)
+        phases.append(Phase(
+            name, phase, algorithm, first, steps, _optimizer(phase, steps),
+            packing.PackShape(phase.microbatch_slots, phase.samples_per_prompt,
+                              cfg.prompts.buckets, width)))
+        first += steps
+    return tuple(phases)
+
+
+def _steps(phase: config.Phase, prompts_in_table: int) -> int:
+    """The phase's steps; epochs give the most they can fill, which is with no group filtered."""
+    if not phase.epochs:
+        return phase.steps
+    most = math.ceil(prompts_in_table * phase.epochs / phase.prompts_per_step)
+    return min(phase.steps or most, most)
+
+
+def _optimizer(phase: config.Phase, steps: int) -> update.Optimizer:
+    horizon = steps * phase.updates_per_step
+    return update.Optimizer(optim.transform(phase.optimizer, horizon),
+                            optim.schedule(phase.optimizer, horizon))
+
+
+def _check_phase(
+    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, table: types.PromptTable,
+    mesh: Mesh,
+) -> None:
+    algorithms.check(algorithm, samples_per_prompt=phase.samples_per_prompt,
+                     where=f"{name}.algorithm")
+    source = {"sft": "demonstrations", "rl": "rollout"}[name]
+    if algorithm.samples != source:
+        raise config.ConfigError(
+            f"config.{name}.algorithm.preset = {algorithm.name!r} learns from {algorithm.samples}; "
+            f"config.{name} needs one that learns from {'a ' * (name == 'rl')}{source}")
+    if phase.prompts_per_step > len(table):
+        raise config.ConfigError(
+            f"config.{name}.prompts_per_step = {phase.prompts_per_step}, but the training set has "
+            f"only {len(table)} prompts and none is sampled twice in a step")
+    if name == "sft" and not table.demonstrations:
+        raise config.ConfigError("config.sft.steps > 0, but the task has no demonstrations; "
+                                 "set it to 0")
+    mesh_lib.check_divides(mesh, (phase.microbatch_slots,), f"{name}.microbatch_slots")
+
+
+def key(parts: Parts, purpose: int) -> jax.Array:
+    """The key of one purpose, on every device of the mesh."""
+    root = jax.random.fold_in(jax.random.key(parts.cfg.seed), purpose)
+    return mesh_lib.put(root, mesh_lib.replicated(parts.mesh))
+
+
+def sampling(parts: Parts, **changes: object) -> draw.Sampling:
+    """How completions are drawn in training; `changes` for evaluation."""
+    rollout = parts.cfg.rollout
+    drawn = draw.Sampling(max_new_tokens=rollout.max_new_tokens, stop_ids=parts.stop_ids,
+                         temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p)
+    return dataclasses.replace(drawn, **changes)
+
+
+def update_settings(parts: Parts, phase: Phase) -> update.Settings:
+    """What is static in the phase's updates. Demonstrations were not drawn at any temperature."""
+    temperature = parts.cfg.rollout.temperature if phase.name == "rl" else 1.0
+    return update.Settings(algorithms.loss_settings(phase.algorithm), temperature,
+                           parts.cfg.model.head_chunk)
+
+
+def initial_params(parts: Parts) -> types.Tree:
+    """Random or loaded parameters, made straight into their shards."""
+    shardings = mesh_lib.param_shardings(parts.mesh, parts.spec)
+    if parts.weights is None:
+        make = jax.jit(lambda root: transformer.init(parts.spec, root), out_shardings=shardings)
+        return make(key(parts, PARAMETERS))
+    return mesh_lib.put(gguf.params(parts.weights, parts.spec), shardings)
+
+
+def initial_state(parts: Parts) -> types.RunState:
+    """The run before its first step."""
+    return types.RunState(train=fresh_train_state(parts, parts.phases[0], initial_params(parts)),
+                          **_host_state(parts))
+
+
+def like_state(parts: Parts, step: int) -> types.RunState:
+    """Shapes and shardings of the state after `step` steps, to restore a checkpoint into."""
+    phase = next(phase for phase in parts.phases if step <= phase.last_step)
+    return types.RunState(train=update.state_structs(parts.spec, phase.optimizer, parts.mesh),
+                          **_host_state(parts))
+
+
+def _host_state(parts: Parts) -> dict[str, object]:
+    cfg, size = parts.cfg, len(parts.train_table)
+    return {
+        "controller": controller.init(size, seed=cfg.seed, cfg=cfg.dynamic_sampling),
+        "demonstrations": order.init(size, cfg.seed),
+        "buffer": types.no_samples(cfg.rollout.max_new_tokens),
+        "step": np.asarray(0, np.int32)}
+
+
+def fresh_train_state(parts: Parts, phase: Phase, params: types.Tree) -> types.TrainState:
+    """Parameters with the optimizer of `phase` before its first update."""
+    structs = update.state_structs(parts.spec, phase.optimizer, parts.mesh)
+    placed = jax.tree.map(lambda leaf: leaf.sharding, structs)
+    make = jax.jit(phase.optimizer.transform.init, out_shardings=placed.opt_state)
+    updates = mesh_lib.put(jnp.int32(0), placed.updates)
+    return types.TrainState(params, make(params), updates)

@@ -1,0 +1,287 @@
+"""Train a language model by reinforcement learning with verifiable rewards.
+
+    python -m dapo_jax.train --config=configs/quickstart.py --workdir=DIR [--config.a.b=VALUE ...]
+
+DIR receives config.json, metrics.jsonl, samples/, checkpoints/ and tb/. Started again with the same
+DIR, the run goes on from its newest checkpoint with the numbers it would have had.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from dapo_jax import command_line, config, evaluate, setup, types
+from dapo_jax.dynamic_sampling import controller, order
+from dapo_jax.envs import pool as pools
+from dapo_jax.learner import packing, step as learner, update
+from dapo_jax.rollout import collect, engine
+from dapo_jax.runtime import checkpoint, mesh as mesh_lib, metrics, samples_log
+
+LOG = logging.getLogger(__name__)
+# May differ between a run and its continuation: they do not change what is computed.
+FREE = ("_environment", "checkpoint", "log", "scoring.workers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What stays the same from the first step to the last."""
+
+    parts: setup.Parts
+    workdir: str
+    pool: pools.Pool
+    evaluator: evaluate.Evaluator
+    checkpoints: checkpoint.ocp.CheckpointManager
+    writer: metrics.Writer
+    progress: metrics.Progress
+    signals: list[int]  # received so far
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseRun:
+    """A phase with its programs compiled; `source` only where it samples."""
+
+    phase: setup.Phase
+    programs: update.Programs
+    source: collect.Source | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What a step trains on, the state after its making, and what is logged of it."""
+
+    state: types.RunState
+    samples: types.Samples
+    values: dict[str, float]
+    exhausted: bool = False
+
+
+def train(cfg: config.Config, workdir: str) -> int:
+    """Run or continue `cfg` in `workdir`; returns the exit status."""
+    metrics.count_compiles()
+    parts = setup.prepare(cfg)
+    _claim(workdir, cfg)
+    with contextlib.ExitStack() as stack:
+        run, state = _open(parts, workdir, stack)
+        try:
+            state = _phases(run, state)
+        except controller.LimitReached as limit:
+            LOG.error("stopped: %s", limit)
+            return command_line.LIMIT
+    if run.signals:
+        LOG.warning("signal %d: saved after step %d; start again to go on", run.signals[0],
+                    int(state.step))
+        return 128 + run.signals[0]
+    return command_line.DONE
+
+
+def _claim(workdir: str, cfg: config.Config) -> None:
+    """Refuse a directory of another configuration; write this one into a new directory."""
+    steps_free = cfg.rl.optimizer.schedule == "constant"
+    values = config.to_json(cfg)
+    checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
+    checkpoint.write_config(workdir, values | {"_environment": _environment()})
+
+
+def _environment() -> dict[str, str]:
+    device = jax.devices()[0]
+    return {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__,
+            "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
+
+
+def _open(parts: setup.Parts, workdir: str, stack: contextlib.ExitStack
+          ) -> tuple[Run, types.RunState]:
+    """Open everything that must be closed; the state is new or the newest checkpoint's."""
+    signals = stack.enter_context(_caught_signals())
+    pool = stack.enter_context(pools.open(parts.reward, parts.cfg.scoring))
+    manager = checkpoint.open_manager(workdir, keep=parts.cfg.checkpoint.keep)
+    stack.callback(checkpoint.close, manager)
+    found = checkpoint.latest(manager)
+    if found is None:
+        state = setup.initial_state(parts)
+    else:
+        state = checkpoint.restore(manager, setup.like_state(parts, found))
+        LOG.info("%s: going on after step %d", workdir, int(state.step))
+    evaluator = evaluate.compile_evaluator(parts, pool)
+    done = -1 if found is None else int(state.step)
+    samples_log.cut(workdir, done)
+    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=parts.cfg.log.tensorboard)
+    stack.callback(metrics.close, writer)
+    progress = metrics.open_progress(parts.steps, max(done, 0))
+    stack.callback(metrics.close_progress, progress)
+    run = Run(parts, workdir, pool, evaluator, manager, writer, progress, signals)
+    if found is None:
+        _write(run, {"step": 0, "phase": "start"} | _evaluate(run, state))
+    return run, state
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """The first SIGTERM or SIGINT is noted, for the loop to end after its step; a second one
+    acts as usual."""
+    received: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _phases(run: Run, state: types.RunState) -> types.RunState:
+    for phase in run.parts.phases:
+        if int(state.step) >= phase.last_step:
+            continue
+        if int(state.step) == phase.first_step - 1 and phase.first_step > 1:
+            fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
+            state = dataclasses.replace(state, train=fresh)
+        state, done = _steps(run, compile_phase(run, phase), state)
+        if done:
+            break
+    return state
+
+
+def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
+    """Compile all that the phase's steps call."""
+    parts, cfg = run.parts, run.parts.cfg
+    programs = update.compile_programs(
+        parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
+        slots=phase.pack.slots, rows=phase.pack.rows, shapes=packing.shapes(phase.pack))
+    if phase.algorithm.samples != "rollout":
+        return PhaseRun(phase, programs, None)
+    sampler = engine.compile_engine(
+        parts.spec, setup.sampling(parts), parts.mesh, rows=phase.cfg.samples_per_prompt,
+        slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
+    filtered = phase.algorithm.filter if cfg.filter.enable is None else cfg.filter.enable
+    size = controller.CollectSettings(
+        groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
+        filter_enabled=filtered, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
+        ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
+    source = collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
+                            parts.tokenizer, run.pool, cfg.overlong, size)
+    return PhaseRun(phase, programs, source)
+
+
+def _steps(run: Run, phase_run: PhaseRun, state: types.RunState) -> tuple[types.RunState, bool]:
+    """The phase's remaining steps; true if the run ends here."""
+    phase, cfg = phase_run.phase, run.parts.cfg
+    for step in range(int(state.step) + 1, phase.last_step + 1):
+        begun, compiled = time.perf_counter(), metrics.compile_count()
+        with jax.transfer_guard("disallow"):
+            batch = _next_samples(run, phase_run, state, step)
+            state, values = _learn(run, phase_run, batch, step)
+        last = step == phase.last_step or batch.exhausted
+        line = {"step": step, "phase": phase.name} | batch.values | values
+        line["compiles"] = metrics.compile_count() - compiled
+        if last or (cfg.eval.every and step % cfg.eval.every == 0):
+            line |= _evaluate(run, state)
+        if last or run.signals or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
+            line["time/checkpoint"] = _save(run, state)
+        line["time/step"] = time.perf_counter() - begun
+        _write(run, line)
+        if run.signals or batch.exhausted:
+            return state, True
+    return state, False
+
+
+def _next_samples(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
+    """The step's batch, from demonstrations or from the policy."""
+    make = _demonstrations if phase_run.source is None else _rollouts
+    return make(run, phase_run, state, step)
+
+
+def _demonstrations(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
+    phase = phase_run.phase
+    place, ids = order.take(state.demonstrations, phase.cfg.prompts_per_step,
+                            seed=run.parts.cfg.seed, avoid=(), epochs=phase.cfg.epochs)
+    samples = packing.from_demonstrations(run.parts.train_table, ids, step=step,
+                                          width=phase.pack.completion_buckets[-1])
+    return Batch(dataclasses.replace(state, demonstrations=place), samples, {})
+
+
+def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
+    rounds: list[collect.Round] = []
+    kept = None
+    try:
+        collected = collect.collect(
+            phase_run.source, state.train.params, state=state.controller, carried=state.buffer,
+            step=step, rounds=rounds)
+    except controller.LimitReached:
+        _save(run, state)
+        raise
+    else:
+        accepted = np.concatenate([collected.batch.group, collected.buffer.group])
+        kept = frozenset(accepted.tolist())
+    finally:
+        rows = collect.rows(rounds, run.parts.train_table, step=step, kept=kept,
+                            limit=run.parts.cfg.log.samples_per_step)
+        samples_log.write(run.workdir, step, rows)
+    state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
+    values = collect.metrics(collected, step=step)
+    return Batch(state, collected.batch, values, collected.report.exhausted)
+
+
+def _learn(run: Run, phase_run: PhaseRun, batch: Batch, step: int
+           ) -> tuple[types.RunState, dict[str, float]]:
+    """All updates of the step; the metrics are fetched when they are done."""
+    phase = phase_run.phase
+    begun = time.perf_counter()
+    work = learner.prepare(
+        batch.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
+        table=run.parts.train_table, shape=phase.pack,
+        max_length=phase.pack.completion_buckets[-1])
+    packed = time.perf_counter()
+    train_state, device_values = learner.learn(phase_run.programs, batch.state.train, work)
+    values = types.results(mesh_lib.fetch(device_values))
+    seconds = time.perf_counter() - packed
+    tokens = sum(one.tokens for one in work)
+    values |= {"policy/updates": len(work), "time/pack": packed - begun, "time/update": seconds,
+               "tokens_per_second/update": tokens / seconds}
+    state = dataclasses.replace(batch.state, train=train_state, step=np.asarray(step, np.int32))
+    return state, values
+
+
+def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:
+    begun = time.perf_counter()
+    step = int(state.step)
+    outcome = evaluate.evaluate(run.evaluator, state.train.params, step=step)
+    samples_log.write_eval(run.workdir, step, outcome.rows)
+    return outcome.metrics | {"time/eval": time.perf_counter() - begun}
+
+
+def _save(run: Run, state: types.RunState) -> float:
+    begun = time.perf_counter()
+    checkpoint.save(run.checkpoints, state)
+    return time.perf_counter() - begun
+
+
+def _write(run: Run, line: dict[str, object]) -> None:
+    metrics.write(run.writer, line)
+    metrics.advance(run.progress, line)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; see the module's text."""
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    LOG.setLevel(logging.INFO)
+    cfg, flags = command_line.parse(
+        arguments, program="python -m dapo_jax.train", purpose=__doc__,
+        extra={"workdir": command_line.Flag(None, "directory of the run; made if missing")})
+    return train(cfg, flags["workdir"])
+
+
+if __name__ == "__main__":
+    command_line.leave(main)
