@@ -1,0 +1,252 @@
+"""Checkpoints of a run, and the check that a work directory belongs to its configuration.
+
+DIR/checkpoints/<step> is written by Orbax, asynchronously and atomically. It holds two items:
+`arrays`, every leaf of the RunState that has elements, by its dotted name; `leaves`, dtype and
+shape of every leaf, from which those without elements are rebuilt (Orbax refuses them).
+"""
+
+import itertools
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from dapo_jax import config, types
+
+LOG = logging.getLogger(__name__)
+
+
+def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointManager:
+    """Checkpoints of DIR, the `keep` newest of which stay; warns of incomplete ones."""
+    if keep < 1:
+        raise config.ConfigError(f"checkpoint.keep is {keep}, but at least 1 must be kept")
+    # An old checkpoint is removed only after the new one is final: with keep=1 too there is
+    # always a complete one.
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+    manager = ocp.CheckpointManager(pathlib.Path(workdir).absolute() / "checkpoints", options=options)
+    broken = [path.name for path in manager.directory.iterdir()
+              if path.name[0].isdigit() and not _complete(path)]
+    if broken:
+        newest = latest(manager)
+        LOG.warning("%s: incomplete: %s; %s", manager.directory, ", ".join(sorted(broken)),
+                    "no complete checkpoint" if newest is None else f"the newest complete is {newest}")
+    return manager
+
+
+def save(manager: ocp.CheckpointManager, state: types.RunState) -> None:
+    """Start to write `state` as checkpoint state.step; arrays may be donated when this returns.
+
+    A complete checkpoint of that step is left as it is. Incomplete ones, and those of later steps
+    (left by a run that could not restore them), are renamed to incomplete_* out of the way: Orbax
+    would count them as kept. Errors of the writing are raised by the next save, wait or close.
+    """
+    manager.wait_until_finished()
+    step = int(state.step)
+    _set_aside(manager, [s for s in _steps(manager)
+                         if s > step or not _complete(manager.directory / str(s))])
+    if step in _steps(manager):
+        return
+    leaves = {name: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+              for name, leaf in _named(state).items()}
+    shapes = {name: [leaf.dtype.name, list(leaf.shape)] for name, leaf in leaves.items()}
+    arrays = {name: leaf for name, leaf in leaves.items() if leaf.size}
+    with jax.transfer_guard("allow"):  # Orbax fetches with implicit transfers
+        manager.save(step, force=True, args=ocp.args.Composite(
+            arrays=ocp.args.PyTreeSave(arrays), leaves=ocp.args.JsonSave(shapes)))
+
+
+def latest(manager: ocp.CheckpointManager) -> int | None:
+    """Newest step with a complete checkpoint on disk; one that is being written is none yet."""
+    complete = (s for s in _steps(manager) if _complete(manager.directory / str(s)))
+    return next(complete, None)
+
+
+def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
+            step: int | None = None) -> types.RunState:
+    """The state saved at `step`, or at the newest step that can be read: see state.step.
+
+    Device leaves of `like` (arrays or jax.ShapeDtypeStruct with shardings) must have the stored
+    shapes and are restored straight onto their shardings; numpy leaves get the stored number of
+    rows. Raises ConfigError if the trees differ or there is nothing to restore.
+    """
+    steps = [s for s in _steps(manager) if _complete(manager.directory / str(s))]
+    if step is not None:
+        if step not in steps:
+            raise config.ConfigError(f"{manager.directory}: no complete checkpoint of step {step}; "
+                                     f"there are: {', '.join(map(str, steps)) or 'none'}")
+        return _read(manager, like, step)
+    for candidate in steps:
+        try:
+            return _read(manager, like, candidate)
+        except config.ConfigError:
+            raise
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            LOG.warning("%s: checkpoint %d cannot be read, trying an older one: %s",
+                        manager.directory, candidate, error)
+            _set_aside(manager, [candidate])
+    raise config.ConfigError(f"{manager.directory}: no checkpoint that can be read; start in another "
+                             "work directory, or remove this one to begin again")
+
+
+def wait(manager: ocp.CheckpointManager) -> None:
+    """Until the last save is complete on disk; raises if it failed."""
+    manager.wait_until_finished()
+
+
+def close(manager: ocp.CheckpointManager) -> None:
+    """Wait for the last save and end the manager's threads."""
+    manager.wait_until_finished()
+    manager.close()
+
+
+# --------------------------------------------------------------------------------- one checkpoint
+
+
+def _read(manager: ocp.CheckpointManager, like: types.RunState, step: int) -> types.RunState:
+    targets = _named(like)
+    shapes = manager.restore(step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
+    shapes = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in shapes.items()}
+    _check(manager.directory / str(step), targets, shapes)
+    full = [name for name, (_, shape) in shapes.items() if 0 not in shape]
+    item = {name: np.empty(0) if _on_host(targets[name]) else targets[name] for name in full}
+    how = {name: _restore_args(targets[name]) for name in full}
+    with jax.transfer_guard("allow"):
+        arrays = dict(manager.restore(step, args=ocp.args.Composite(
+            arrays=ocp.args.PyTreeRestore(item, restore_args=how))).arrays)
+    for name in shapes.keys() - arrays.keys():
+        empty = np.zeros(shapes[name][1], shapes[name][0])
+        target = targets[name]
+        arrays[name] = empty if _on_host(target) else jax.device_put(empty, _sharding(target))
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in targets])
+
+
+def _check(path: os.PathLike, targets: Mapping[str, Any],
+           shapes: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
+    """Refuse another tree, another dtype, or another shape; rows of host leaves are free."""
+    for name, target in targets.items():
+        if name not in shapes:
+            raise config.ConfigError(f"{path} holds no {name}: it is of another configuration")
+        dtype, shape = np.dtype(target.dtype), tuple(target.shape)
+        free = 1 if _on_host(target) else 0
+        same = len(shape) == len(shapes[name][1]) and shape[free:] == shapes[name][1][free:]
+        if not same or dtype != shapes[name][0]:
+            raise config.ConfigError(
+                f"{path}: {name} is {_text(*shapes[name])}, but this configuration needs "
+                f"{_text(dtype, shape)}")
+    extra = next((name for name in shapes if name not in targets), None)
+    if extra:
+        raise config.ConfigError(f"{path} also holds {extra}: it is of another configuration")
+
+
+def _restore_args(target: Any) -> ocp.RestoreArgs:
+    if _on_host(target):
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=_sharding(target), global_shape=tuple(target.shape),
+                                dtype=target.dtype)
+
+
+def _on_host(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic)
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding:
+    return leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _named(state: types.RunState) -> dict[str, Any]:
+    """Leaves by dotted name, in the order of the tree."""
+    leaves = jax.tree.leaves_with_path(state)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    if len(named) != len(leaves):
+        raise ValueError("two leaves of the state have one name: is there a dot in a name?")
+    return named
+
+
+def _text(dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    return f"{dtype.name}[{','.join(map(str, shape))}]"
+
+
+# ------------------------------------------------------------------------------ checkpoints on disk
+
+
+def _steps(manager: ocp.CheckpointManager) -> list[int]:
+    """Steps that have a directory, newest first. The manager's own list also has unwritten ones."""
+    names = (path.name for path in manager.directory.iterdir())
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _complete(path: Any) -> bool:
+    """Whether all that Orbax writes last is there and can be read."""
+    try:
+        committed = json.loads((path / "_CHECKPOINT_METADATA").read_text())["commit_timestamp_nsecs"]
+        json.loads((path / "leaves" / "metadata").read_text())
+        json.loads((path / "arrays" / "_METADATA").read_text())
+        tree = (path / "arrays" / "manifest.ocdbt").stat().length
+    except (OSError, ValueError, KeyError):
+        return False
+    return path.name.isdigit() and bool(committed) and tree > 0
+
+
+def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
+    if not steps:
+        return
+    if jax.process_index() == 0:
+        for step in steps:
+            names = (manager.directory / f"incomplete_{step}_{n}" for n in itertools.count())
+            target = next(path for path in names if not path.exists())
+            (manager.directory / str(step)).rename(target)
+            LOG.warning("%s: checkpoint %d is renamed to %s", manager.directory, step, target.name)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("checkpoints set aside")
+    manager.reload()
+
+
+# -------------------------------------------------------------------------------------- config.json
+
+
+def write_config(workdir: str | os.PathLike, config_json: Mapping[str, Any]) -> None:
+    """Write DIR/config.json, whole or not at all."""
+    path = pathlib.Path(workdir) / "config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(config_json, indent=2) + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
+                 free: tuple[str, ...]) -> None:
+    """Raise ConfigError if DIR/config.json differs in a field that is not below a `free` prefix.
+
+    A directory without config.json is accepted.
+    """
+    path = pathlib.Path(workdir) / "config.json"
+    if not path.exists():
+        return
+    try:
+        old = _fields(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, AttributeError) as error:
+        raise config.ConfigError(f"{path} is no JSON object ({error}); remove it, or choose another "
+                                 "work directory") from error
+    new = _fields(json.loads(json.dumps(config_json)))
+    lines = [f"  {name}: {old.get(name, 'absent')!r} there, {new.get(name, 'absent')!r} now"
+             for name in dict.fromkeys([*new, *old])
+             if old.get(name, "absent") != new.get(name, "absent")
+             and not any(f"{name}.".startswith(f"{prefix}.") for prefix in free)]
+    if lines:
+        raise config.ConfigError(f"{workdir} belongs to another configuration; choose another work "
+                                 "directory or set back:\n" + "\n".join(lines))
+
+
+def _fields(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    fields = {}
+    for name, value in tree.items():
+        nested = isinstance(value, Mapping)
+        fields |= _fields(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return fields

@@ -1,0 +1,266 @@
+import dataclasses
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dapo_jax import config, types
+from dapo_jax.runtime import checkpoint
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SPLIT = jax.sharding.NamedSharding(jax.make_mesh((len(jax.devices()),), ("data",)),
+                                   jax.sharding.PartitionSpec("data"))
+
+
+def i32(*values):
+    return np.array(values if len(values) > 1 else values[0], np.int32)
+
+
+def samples(rows: int) -> types.Samples:
+    rng = np.random.default_rng(rows)
+    return jax.tree.map(lambda c: rng.integers(0, 2, (rows, *c.shape[1:])).astype(c.dtype),
+                        types.no_samples(5))
+
+
+def run_state(step: int, rows: int = 0, width: int = 8) -> types.RunState:
+    """Values depend on `step`; the dtypes are those a run has."""
+    rng = np.random.default_rng(step)
+    w = rng.normal(size=(width, 3)).astype(np.float32)
+    params = {"block": {"w": jax.device_put(w, SPLIT), "half": jnp.asarray(w, jnp.bfloat16)}}
+    train = types.TrainState(params=params, opt_state=(jnp.int32(step), {"nu": jnp.float32(1e-30)}),
+                             updates=jnp.int32(step))
+    controller = types.ControllerState(
+        predictor=types.PredictorState(i32(1, 2), i32(3, 4), i32(2)),
+        history=types.HistoryState(rng.integers(0, 9, 4).astype(np.int32)),
+        order=types.EpochOrder(rng.permutation(4).astype(np.int32), i32(0), np.int32(step)),
+        next_group=i32(7), empty_steps=i32(0))
+    return types.RunState(train=train, controller=controller,
+                          demonstrations=types.EpochOrder(np.zeros(0, np.int32), i32(0), i32(0)),
+                          buffer=samples(rows), step=i32(step))
+
+
+def abstract(state: types.RunState) -> types.RunState:
+    """As a new process makes it: shapes and shardings on the device, an empty buffer."""
+    train = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+                         state.train)
+    return dataclasses.replace(state, train=train, buffer=types.no_samples(5))
+
+
+def assert_same_bits(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert isinstance(a, jax.Array) == isinstance(b, jax.Array)
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        if isinstance(a, jax.Array):
+            assert a.sharding == b.sharding
+
+
+def saved(workdir, *states, keep=5):
+    manager = checkpoint.open_manager(workdir, keep=keep)
+    for state in states:
+        checkpoint.save(manager, state)
+    checkpoint.close(manager)
+    return checkpoint.open_manager(workdir, keep=keep)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6])
+def test_a_state_comes_back_to_the_bit_with_any_number_of_carried_rows(tmp_path, rows):
+    state = run_state(3, rows)
+    manager = saved(tmp_path, state)
+    assert_same_bits(checkpoint.restore(manager, abstract(state)), state)
+    assert_same_bits(checkpoint.restore(manager, run_state(9, 2)), state)
+    checkpoint.close(manager)
+
+
+def test_saved_values_are_those_at_the_call(tmp_path):
+    state = run_state(3, 2)
+    want = jax.tree.map(lambda x: np.array(x), state)
+    manager = checkpoint.open_manager(tmp_path, keep=1)
+    checkpoint.save(manager, state)
+    spoil = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    jax.tree.map(spoil, state.train.params)
+    state.buffer.reward[:] = -5
+    checkpoint.wait(manager)
+    got = checkpoint.restore(manager, abstract(run_state(3)))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert np.asarray(a).tobytes() == b.tobytes()
+    checkpoint.close(manager)
+
+
+def test_the_newest_are_kept_and_latest_is_on_disk(tmp_path):
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    assert checkpoint.latest(manager) is None
+    for step in (1, 2, 3):
+        checkpoint.save(manager, run_state(step))
+        seen = checkpoint.latest(manager)
+        assert seen is None or (tmp_path / "checkpoints" / str(seen)).is_dir()
+    checkpoint.wait(manager)
+    assert checkpoint.latest(manager) == 3
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
+    assert checkpoint.restore(manager, abstract(run_state(0)), step=2).step == 2
+    with pytest.raises(config.ConfigError, match="no complete checkpoint of step 1; there are: 3, 2"):
+        checkpoint.restore(manager, abstract(run_state(0)), step=1)
+    checkpoint.save(manager, run_state(3))  # a second save of a step changes nothing
+    checkpoint.close(manager)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("lost, how", [
+    ("_CHECKPOINT_METADATA", pathlib.Path.unlink), ("_CHECKPOINT_METADATA", empty),
+    ("leaves/metadata", pathlib.Path.unlink), ("arrays/_METADATA", empty),
+    ("arrays/manifest.ocdbt", empty), ("arrays", shutil.rmtree), ("leaves", shutil.rmtree),
+])
+def test_a_checkpoint_without_its_last_files_is_passed_over(tmp_path, caplog, lost, how):
+    saved(tmp_path, run_state(2), run_state(4)).close()
+    how(tmp_path / "checkpoints" / "4" / lost)
+    manager = checkpoint.open_manager(tmp_path, keep=1)
+    assert "incomplete: 4; the newest complete is 2" in caplog.text
+    assert checkpoint.latest(manager) == 2
+    assert_same_bits(checkpoint.restore(manager, abstract(run_state(0))), run_state(2))
+    checkpoint.save(manager, run_state(4))  # the step is reached again
+    checkpoint.wait(manager)
+    assert_same_bits(checkpoint.restore(manager, abstract(run_state(0))), run_state(4))
+    checkpoint.close(manager)
+
+
+# Orbax leaves reads running when one fails; they then find their event loop closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("size", [0, 10])
+def test_truncated_array_files_are_passed_over_with_a_message(tmp_path, caplog, size):
+    saved(tmp_path, run_state(2), run_state(4)).close()
+    for path in (tmp_path / "checkpoints" / "4" / "arrays").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:size])
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    assert_same_bits(checkpoint.restore(manager, abstract(run_state(0))), run_state(2))
+    assert "checkpoint 4 cannot be read, trying an older one" in caplog.text
+    assert checkpoint.latest(manager) == 2
+    checkpoint.close(manager)
+
+
+def test_with_nothing_readable_the_message_says_what_to_do(tmp_path):
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    with pytest.raises(config.ConfigError, match="no checkpoint that can be read; start in another"):
+        checkpoint.restore(manager, run_state(0))
+    with pytest.raises(config.ConfigError, match="checkpoint.keep is 0"):
+        checkpoint.open_manager(tmp_path, keep=0)
+
+
+KILLED = """
+    import os, pathlib, signal, sys, time
+    import jax, numpy as np
+    from dapo_jax.runtime import checkpoint
+    sys.path.insert(0, "tests")
+    import test_checkpoint
+
+    workdir = pathlib.Path(sys.argv[1])
+    manager = checkpoint.open_manager(workdir, keep=1)
+    state = test_checkpoint.run_state(2)
+    checkpoint.save(manager, state)
+    checkpoint.wait(manager)
+    big = jax.device_put(np.random.default_rng(0).normal(size=3 << 22).astype(np.float32))
+    state = test_checkpoint.run_state(4)
+    state.train.params["big"] = big
+    checkpoint.save(manager, state)
+    deadline = time.monotonic() + 30
+    while not any((workdir / "checkpoints").glob("4.*")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_killed_while_it_saves_goes_on_from_the_one_before(tmp_path, caplog):
+    child = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], cwd=ROOT,
+                           capture_output=True, text=True, timeout=120)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert len(names) == 2 and names[0] == "2" and names[1].startswith("4.")
+    manager = checkpoint.open_manager(tmp_path, keep=1)
+    assert f"incomplete: {names[1]}; the newest complete is 2" in caplog.text
+    assert checkpoint.latest(manager) == 2
+    assert_same_bits(checkpoint.restore(manager, abstract(run_state(0))), run_state(2))
+    checkpoint.save(manager, run_state(4))
+    checkpoint.close(manager)
+    manager = checkpoint.open_manager(tmp_path, keep=1)
+    assert_same_bits(checkpoint.restore(manager, abstract(run_state(0))), run_state(4))
+    checkpoint.close(manager)
+
+
+def renamed(state):
+    params = {"other": state.train.params["block"]}
+    return dataclasses.replace(state, train=dataclasses.replace(state.train, params=params))
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda s: run_state(0, width=12),
+     r"train.params.block.half is bfloat16\[8,3\], but this configuration needs bfloat16\[12,3\]"),
+    (renamed, "holds no train.params.other.half"),
+    (lambda s: dataclasses.replace(s, train=dataclasses.replace(s.train, opt_state=())),
+     "also holds train.opt_state.0"),
+    (lambda s: dataclasses.replace(s, train=dataclasses.replace(s.train, updates=jnp.float32(0))),
+     r"train.updates is int32\[\], but this configuration needs float32\[\]"),
+    (lambda s: dataclasses.replace(s, buffer=types.no_samples(6)),
+     r"buffer.tokens is int32\[0,5\], but this configuration needs int32\[0,6\]"),
+])
+def test_another_model_is_refused_by_the_name_of_a_leaf(tmp_path, change, message):
+    manager = saved(tmp_path, run_state(1))
+    with pytest.raises(config.ConfigError, match=message):
+        checkpoint.restore(manager, change(run_state(1)))
+    assert checkpoint.latest(manager) == 1
+    checkpoint.close(manager)
+
+
+def test_a_state_moves_to_another_sharding(tmp_path):
+    state = run_state(1)
+    manager = saved(tmp_path, state)
+    whole = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+    like = abstract(state)
+    like.train.params["block"]["w"] = jax.ShapeDtypeStruct((8, 3), np.float32, sharding=whole)
+    got = checkpoint.restore(manager, like).train.params["block"]["w"]
+    assert got.sharding == whole
+    assert np.array_equal(np.asarray(got), np.asarray(state.train.params["block"]["w"]))
+    checkpoint.close(manager)
+
+
+def test_a_work_directory_of_another_configuration_is_refused(tmp_path):
+    old = {"seed": 0, "rl": {"steps": 5, "optimizer": {"b1": 0.9}}, "levels": ((1, 2.0),)}
+    checkpoint.check_config(tmp_path, old, free=())
+    checkpoint.write_config(tmp_path, old)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    checkpoint.check_config(tmp_path, old, free=())
+    new = {"seed": 1, "rl": {"steps": 6, "optimizer": {}}, "levels": ((1, 2.0),), "rlx": 1}
+    with pytest.raises(config.ConfigError) as caught:
+        checkpoint.check_config(tmp_path, new, free=("rl.steps",))
+    assert str(caught.value).splitlines()[1:] == [
+        "  seed: 0 there, 1 now", "  rlx: 'absent' there, 1 now",
+        "  rl.optimizer.b1: 0.9 there, 'absent' now"]
+    with pytest.raises(config.ConfigError, match="rlx"):
+        checkpoint.check_config(tmp_path, new, free=("rl", "seed"))
+    checkpoint.check_config(tmp_path, new, free=("rl", "seed", "rlx"))
+
+
+@pytest.mark.parametrize("text", ['{"a": ', "[1]"])
+def test_an_unreadable_configuration_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(config.ConfigError, match="config.json is no JSON object"):
+        checkpoint.check_config(tmp_path, {}, free=())
+
+
+def test_foreign_files_do_not_disturb(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "README").write_text("x")
+    checkpoint.check_config(tmp_path, {"a": 1}, free=())
+    manager = saved(tmp_path, run_state(1))
+    assert checkpoint.latest(manager) == 1
+    checkpoint.close(manager)
