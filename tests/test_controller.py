@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo_jax import config
-from dapo_jax import types
+from dapo_jax import config, types
 from dapo_jax.buffer import buffer
 from dapo_jax.dynamic_sampling import controller
 
@@ -28,8 +27,8 @@ def setup(*, groups=4, samples=2, enabled=True, ladder=(), epochs=0, multiplier=
 class Engine:
     """A stand-in for rollout and scoring: outcome by the number of the group in the run."""
 
-    def __init__(self, outcomes, *, step=0, shuffle=None, length=2):
-        self.outcomes, self.step, self.shuffle, self.length = outcomes, step, shuffle, length
+    def __init__(self, outcomes, *, step=0, shuffle=None, lengths=(2,)):
+        self.outcomes, self.step, self.shuffle, self.lengths = outcomes, step, shuffle, lengths
         self.plans: list[types.Plan] = []
 
     def __call__(self, plan: types.Plan) -> types.Samples:
@@ -56,7 +55,7 @@ class Engine:
             right = outcome == RIGHT or (outcome == MIXED and j % 2 == 0)
             yield {"group": number, "prompt": int(plan.prompt[i]), "visit": int(plan.visit[i]),
                    "sample": j, "reward": float(right), "valid": outcome != BROKEN,
-                   "length": self.length}
+                   "length": self.lengths[number % len(self.lengths)]}
 
     @property
     def asked(self):
@@ -118,6 +117,17 @@ def test_surplus_that_may_not_wait_is_dropped_and_counted():
     assert len(held) == 0 and (first.carried, first.expired) == (0, 2)
     assert first.waste == pytest.approx(2 / 6)
     assert ids(batch) == [6, 7, 8, 9] and second.needed == 4
+
+
+def test_groups_that_became_too_old_leave_before_the_batch_is_filled():
+    state, held = start(50, setup())
+    state, held, _, _ = controller.collect(state, held, step=0, size=setup(multiplier=1.5),
+                                           sample=Engine(lambda group: MIXED))
+    assert ids(held) == [4, 5]
+    _, _, batch, report = controller.collect(state, held, step=1, size=setup(carry_steps=0),
+                                             sample=Engine(lambda group: MIXED, step=1))
+    assert ids(batch) == [6, 7, 8, 9] and report.needed == 4
+    assert report.expired == 2 + report.informative - report.kept
 
 
 def test_enough_carried_groups_train_without_sampling():
@@ -283,6 +293,12 @@ def test_one_sample_per_prompt_is_enough_without_a_filter():
     assert ids(batch) == [0, 2, 3, 4] and (report.invalid, report.all_zero) == (1, 4)
 
 
+def test_with_a_filter_a_group_of_one_is_invalid():
+    engine = Engine(lambda group: RIGHT)
+    *_, report, _ = next(run(engine, setup(samples=1, max_rounds=1, at_limit="partial"), steps=1))
+    assert (report.asked, report.invalid, report.all_one, report.kept) == (12, 12, 0, 0)
+
+
 def test_a_group_with_one_valid_sample_is_counted_and_not_trained():
     class OneLost(Engine):
         def group(self, plan, i):
@@ -330,7 +346,7 @@ def test_requests_are_whole_rungs_of_the_ladder():
 def test_the_order_of_returned_rows_changes_nothing():
     def play(shuffle):
         engine = Engine(lambda group: (MIXED, WRONG, MIXED, RIGHT, BROKEN)[group % 5],
-                        shuffle=shuffle)
+                        shuffle=shuffle, lengths=(1, 2, 3))
         return [(batch.group.tolist(), batch.sample.tolist(), batch.prompt.tolist(),
                  held.group.tolist(), dataclasses.astuple(report))
                 for batch, held, report, _ in run(engine, setup(samples=4), steps=6)]
@@ -426,9 +442,9 @@ def test_metrics_have_their_public_names_and_finite_numbers_where_there_are_any(
 
 
 @settings(deadline=None, max_examples=60)
-@given(data=st.data(), groups=st.integers(1, 5), samples=st.integers(1, 3), table=st.integers(1, 25),
-       enabled=st.booleans(), ladder=st.sampled_from([(), (4,), (2, 8)]), epochs=st.integers(0, 2),
-       kind=st.sampled_from(["fixed", "window"]), carry=st.integers(0, 2),
+@given(data=st.data(), groups=st.integers(1, 5), samples=st.integers(1, 3),
+       table=st.integers(1, 25), enabled=st.booleans(), ladder=st.sampled_from([(), (4,), (2, 8)]),
+       epochs=st.integers(0, 2), kind=st.sampled_from(["fixed", "window"]), carry=st.integers(0, 2),
        policy=st.sampled_from(["partial", "skip"]), rounds=st.integers(1, 3),
        prompts=st.sampled_from([0, 9]))
 def test_every_group_is_accounted_for(data, groups, samples, table, enabled, ladder, epochs, kind,
@@ -457,6 +473,7 @@ def test_every_group_is_accounted_for(data, groups, samples, table, enabled, lad
         assert not report.limit or not report.exhausted
         assert len(held) == 0 or step + 1 - held.born.min() <= carry
         assert ids(batch) == sorted(ids(batch)) and ids(held) == sorted(ids(held))
+        assert int(state.next_group) == sum(engine.asked) == int(np.sum(state.history.visits))
         trained += ids(batch)
         carried_before = report.carried
     assert len(trained) == len(set(trained))

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_jax import config
-from dapo_jax import types
+from dapo_jax import config, types
 from dapo_jax.dynamic_sampling import filter as filters
 
 TASK, SHAPED = config.Filter(), config.Filter(metric="shaped")
@@ -27,7 +26,8 @@ def rows(group: list[int], reward: list[float], *, shaped: list[float] | None = 
 
 def kinds(samples: types.Samples, cfg: config.Filter = TASK, **options: int) -> dict[int, str]:
     classes = filters.informative(samples, cfg, **options)
-    return dict(zip(classes.group.tolist(), (NAMES[kind] for kind in classes.kind.tolist())))
+    return dict(zip(classes.group.tolist(), (NAMES[kind] for kind in classes.kind.tolist()),
+                    strict=True))
 
 
 def test_the_filter_looks_at_the_task_reward_unless_told_otherwise():
@@ -93,5 +93,5 @@ def test_classes_equal_a_plain_loop_in_any_row_order(table, random):
         else:
             expected[group] = "all_one" if sum(rewards) / len(rewards) >= 0.5 else "all_zero"
     random.shuffle(table)
-    group, reward, valid = (list(column) for column in zip(*table))
+    group, reward, valid = (list(column) for column in zip(*table, strict=True))
     assert kinds(rows(group, reward, valid=valid)) == expected

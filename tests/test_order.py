@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_jax import types
-from dapo_jax.dynamic_sampling import history
-from dapo_jax.dynamic_sampling import order
+from dapo_jax.dynamic_sampling import history, order
 
 
 def stream(size: int, seed: int, counts: list[int], epochs: int = 0) -> list[list[int]]:

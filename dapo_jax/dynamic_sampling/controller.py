@@ -5,13 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dapo_jax import config
-from dapo_jax import types
+from dapo_jax import config, types
 from dapo_jax.buffer import buffer
 from dapo_jax.dynamic_sampling import filter as filters
-from dapo_jax.dynamic_sampling import history
-from dapo_jax.dynamic_sampling import order
-from dapo_jax.dynamic_sampling import predictor
+from dapo_jax.dynamic_sampling import history, order, predictor
 
 Sampler = Callable[[types.Plan], types.Samples]
 
@@ -238,7 +235,7 @@ def _finish(progress: Progress, report: Report, size: CollectSettings) -> types.
     """The state after the step; an end of the epochs is no empty step."""
     state = progress.state
     empty = 0 if report.kept else int(state.empty_steps) + (not report.exhausted)
-    if empty and empty >= size.dynamic.max_empty_steps and not report.exhausted:
+    if empty and empty >= size.dynamic.max_empty_steps:
         raise LimitReached(_explain(progress, report.needed, "dynamic_sampling.max_empty_steps = "
                                     f"{empty} steps in a row without an update"))
     seen = state.predictor

@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from dapo_jax import config
-from dapo_jax import types
+from dapo_jax import config, types
 
 INVALID, ALL_ZERO, ALL_ONE, INFORMATIVE = range(4)
 METRICS = {"task": "reward", "shaped": "shaped"}

@@ -9,8 +9,7 @@ import math
 
 import numpy as np
 
-from dapo_jax import config
-from dapo_jax import types
+from dapo_jax import config, types
 
 
 def init(cfg: config.Predictor) -> types.PredictorState:
