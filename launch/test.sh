@@ -7,6 +7,6 @@ set -euo pipefail
 
 prepare_to_test
 cd "$root"
-# Tests of one xdist_group share a process: libtpu may be loaded by one at a time.
+# Tests of one xdist_group share a process, and so what they compile.
 [ "$#" -gt 0 ] || set -- -n 2 --dist loadgroup
 exec "$python" -m pytest "$@"

@@ -19,6 +19,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5p-8")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+# Compiling needs no chip, so several processes may: without this a lock file refuses the second.
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
