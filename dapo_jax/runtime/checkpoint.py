@@ -30,13 +30,14 @@ def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointMana
     # An old checkpoint is removed only after the new one is final: with keep=1 too there is
     # always a complete one.
     options = ocp.CheckpointManagerOptions(max_to_keep=keep)
-    manager = ocp.CheckpointManager(pathlib.Path(workdir).absolute() / "checkpoints", options=options)
+    folder = pathlib.Path(workdir).absolute() / "checkpoints"
+    manager = ocp.CheckpointManager(folder, options=options)
     broken = [path.name for path in manager.directory.iterdir()
               if path.name[0].isdigit() and not _complete(path)]
     if broken:
         newest = latest(manager)
-        LOG.warning("%s: incomplete: %s; %s", manager.directory, ", ".join(sorted(broken)),
-                    "no complete checkpoint" if newest is None else f"the newest complete is {newest}")
+        rest = "none is complete" if newest is None else f"the newest complete is {newest}"
+        LOG.warning("%s: incomplete: %s; %s", folder, ", ".join(sorted(broken)), rest)
     return manager
 
 
@@ -91,8 +92,8 @@ def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
             LOG.warning("%s: checkpoint %d cannot be read, trying an older one: %s",
                         manager.directory, candidate, error)
             _set_aside(manager, [candidate])
-    raise config.ConfigError(f"{manager.directory}: no checkpoint that can be read; start in another "
-                             "work directory, or remove this one to begin again")
+    raise config.ConfigError(f"{manager.directory}: no checkpoint that can be read; start in "
+                             "another work directory, or remove this one to begin again")
 
 
 def wait(manager: ocp.CheckpointManager) -> None:
@@ -185,7 +186,8 @@ def _steps(manager: ocp.CheckpointManager) -> list[int]:
 def _complete(path: Any) -> bool:
     """Whether all that Orbax writes last is there and can be read."""
     try:
-        committed = json.loads((path / "_CHECKPOINT_METADATA").read_text())["commit_timestamp_nsecs"]
+        root = json.loads((path / "_CHECKPOINT_METADATA").read_text())
+        committed = root["commit_timestamp_nsecs"]
         json.loads((path / "leaves" / "metadata").read_text())
         json.loads((path / "arrays" / "_METADATA").read_text())
         tree = (path / "arrays" / "manifest.ocdbt").stat().length
@@ -232,8 +234,8 @@ def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
     try:
         old = _fields(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, AttributeError) as error:
-        raise config.ConfigError(f"{path} is no JSON object ({error}); remove it, or choose another "
-                                 "work directory") from error
+        raise config.ConfigError(f"{path} is no JSON object ({error}); remove it, or choose "
+                                 "another work directory") from error
     new = _fields(json.loads(json.dumps(config_json)))
     lines = [f"  {name}: {old.get(name, 'absent')!r} there, {new.get(name, 'absent')!r} now"
              for name in dict.fromkeys([*new, *old])

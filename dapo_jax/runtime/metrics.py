@@ -127,9 +127,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        extended = array.dtype.kind == "V"  # bfloat16 and its kin, whose tolist() is not Python's
-        return plain((array.astype(np.float32) if extended else array).tolist())
+        return plain(np.asarray(value).tolist())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value
@@ -139,7 +137,7 @@ def _cut(path: pathlib.Path, resume_step: int) -> None:
     if not path.exists():
         return
     old = path.read_bytes()
-    kept = b"".join(line for line in _whole_lines(old) if json.loads(line)["step"] <= resume_step)
+    kept = b"".join(line for line in whole_lines(old) if json.loads(line)["step"] <= resume_step)
     if kept != old:
         fresh = path.with_suffix(".tmp")
         with fresh.open("wb") as file:
@@ -149,8 +147,8 @@ def _cut(path: pathlib.Path, resume_step: int) -> None:
         os.replace(fresh, path)
 
 
-def _whole_lines(content: bytes) -> list[bytes]:
-    """Lines up to the first one that is no JSON object with a step."""
+def whole_lines(content: bytes) -> list[bytes]:
+    """Lines of a metrics.jsonl up to the first one that is no JSON object with a step."""
     lines = []
     for line in content.splitlines(keepends=True):
         try:
@@ -183,7 +181,8 @@ def open_progress(total: int, done: int) -> Progress:
     """Start to show `done` of `total` steps (0: not known) on standard error."""
     bar = None
     if sys.stderr.isatty():
-        columns = (rich.progress.BarColumn(bar_width=24), rich.progress.TextColumn("{task.description}"))
+        columns = (rich.progress.BarColumn(bar_width=24),
+                   rich.progress.TextColumn("{task.description}"))
         bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True),
                                      redirect_stdout=False)
         bar.add_task("", total=total or None, completed=done)
@@ -220,7 +219,7 @@ def close_progress(progress: Progress) -> None:
 
 def progress_line(line: Mapping[str, Any], *, total: int, accuracy: float | None,
                   seconds: float) -> str:
-    """One line about a step: step, phase, reward, held-out accuracy, seconds per step, time left."""
+    """Step, phase, reward, held-out accuracy, seconds per step and time left, in one line."""
     step = int(line["step"])
     parts = [f"step {step}/{total}" if total else f"step {step}", str(line.get("phase", ""))]
     if line.get("reward/mean") is not None:
@@ -242,7 +241,8 @@ def _accuracy(line: Mapping[str, Any], known: float | None) -> float | None:
 
 # ----------------------------------------------------------------------------------------- compiles
 
-_compiles = collections.Counter()  # jax keeps its listeners for the life of the process, so this too
+# A module's variable, as jax too keeps its listeners for the life of the process.
+_compiles = collections.Counter()
 
 
 @functools.cache

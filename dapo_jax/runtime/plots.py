@@ -1,0 +1,224 @@
+"""The figures of a report: PNG images drawn from metric lines of one or several runs."""
+
+import dataclasses
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import matplotlib.axes
+import matplotlib.figure
+import matplotlib.lines
+import matplotlib.ticker
+import numpy as np
+
+Lines = Sequence[Mapping[str, Any]]
+
+COLOURS = ("#2f6db5", "#d1662a", "#3a9a5b", "#8a5bb0", "#b5484d", "#6d6d6d", "#b8962e", "#3aa0a8")
+STYLES = ("-", "--", ":", "-.")
+SMOOTH_ABOVE = 100  # points; from there on a running mean is drawn over the faint values
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+         "axes.grid.axis": "y", "grid.color": "#e4e4e4", "axes.axisbelow": True,
+         "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
+         "legend.frameon": False, "legend.fontsize": 8, "axes.prop_cycle":
+         matplotlib.cycler(color=COLOURS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One figure: the metrics that match `metric` patterns, each with its label."""
+
+    name: str  # of the PNG file
+    title: str
+    unit: str  # of the vertical axis
+    metrics: tuple[tuple[str, str], ...]  # (regular expression, label; \\1 is its group)
+    kind: str = "lines"  # or "stack", "bars"
+    log: bool = False
+    limits: tuple[float | None, float | None] = (None, None)
+    note: str = ""
+    colours: tuple[str, ...] = COLOURS
+
+
+SHARE = (-0.03, 1.03)
+PANELS = (
+    Panel("accuracy", "Held-out accuracy", "share of answers or prompts",
+          ((r"eval/((?:avg|pass|maj)@\d+)", r"\1"), ("eval/greedy", "greedy")), limits=SHARE,
+          note="avg@k: mean over samples; pass@k: any of k is right; maj@k: the most frequent is."),
+    Panel("reward", "Task reward", "reward", (
+        ("reward/mean", "all samples"), ("reward/kept_mean", "kept groups"),
+        ("reward/shaped_mean", "shaped")),
+        note="Kept groups exclude those all wrong or all right; progress shows in all samples."),
+    Panel("groups", "What groups are like", "groups per step", (
+        ("groups/all_zero", "all wrong"), ("groups/informative", "informative"),
+        ("groups/all_one", "all right")), kind="stack",
+        colours=("#b5484d", "#2f6db5", "#3a9a5b"),
+        note="Informative groups hold right and wrong samples; the others teach nothing."),
+    Panel("sampling", "Prompts asked for", "prompts per step", (
+        ("sampling/asked", "asked"), ("sampling/needed", "needed"),
+        ("sampling/predicted", "predicted")), limits=(0, None)),
+    Panel("length", "Completion length", "tokens", (
+        ("length/mean", "mean"), ("length/max", "longest"), ("eval/length", "held-out mean")),
+        limits=(0, None)),
+    Panel("endings", "How completions end", "share of samples", (
+        ("length/truncated", "truncated"), ("format/stopped", "stopped"),
+        ("format/valid", "with an answer")), limits=SHARE),
+    Panel("entropy", "Entropy of the policy", "nats per token", (("policy/entropy", "entropy"),),
+          limits=(0, None)),
+    Panel("clip", "Clipped tokens", "share of tokens", (
+        ("policy/clip_low", "low side"), ("policy/clip_high", "high side")), limits=(0, None)),
+    Panel("gradient", "Gradient before clipping", "norm", (("policy/grad_norm", "norm"),),
+          log=True),
+    Panel("distance", "Distance between policies", "nats per token", (
+        ("policy/kl", "KL from the sampling policy"),
+        ("mismatch/mean", "sampler mismatch, mean"),
+        ("mismatch/max", "sampler mismatch, max")), log=True),
+    Panel("loss", "Loss", "loss", (("policy/loss", "loss"),)),
+    Panel("repetition", "Repetition in completions", "repeatness, share above 0.2", (
+        ("repetition/mean", "mean repeatness"), ("repetition/share", "share above 0.2")),
+        limits=SHARE),
+    Panel("time", "Where the time goes", "seconds per step", tuple(
+        (f"time/{phase}", phase) for phase in
+        ("rollout", "reward", "pack", "update", "eval", "checkpoint")), kind="stack"),
+    Panel("speed", "Speed", "tokens per second", (
+        ("tokens_per_second/rollout", "rollout"), ("tokens_per_second/update", "update")),
+        limits=(0, None)),
+    Panel("compiles", "Programs compiled", "compiles per step", (("compiles", "compiles"),),
+          kind="bars", limits=(0, None),
+          note="After the first step of a phase there should be none."),
+)
+
+
+def draw(panel: Panel, runs: Mapping[str, Lines]) -> bytes | None:
+    """PNG of a panel over runs by name; None if no run has any of its metrics."""
+    found = {name: _series(panel, lines) for name, lines in runs.items()}
+    found = {name: series for name, series in found.items() if series}
+    if not found:
+        return None
+    with matplotlib.rc_context(STYLE):
+        columns = len(found) if panel.kind == "stack" else 1
+        figure = matplotlib.figure.Figure(figsize=(6.4, 3.3), dpi=130, layout="constrained")
+        axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+        if panel.kind == "stack":
+            for one, (name, series) in zip(axes, found.items(), strict=True):
+                _stack(one, panel, series)
+                _phase_border(one, runs[name])
+                if columns > 1:
+                    one.set_title(name, fontweight="normal", fontsize=8)
+        else:
+            _overlay(axes[0], panel, found)
+            for lines in runs.values():
+                _phase_border(axes[0], lines)
+        _finish(axes, panel)
+        if columns == 1:
+            axes[0].set_title(panel.title)
+        else:
+            for one in axes[1:]:
+                one.get_legend().remove()
+            figure.suptitle(panel.title, x=0.02, ha="left", fontsize=10, fontweight="bold")
+        image = io.BytesIO()
+        figure.savefig(image, format="png", metadata={"Software": None})
+    return image.getvalue()
+
+
+def _series(panel: Panel, lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Steps and values by label, without the steps that lack the metric."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    result = {}
+    for pattern, label in panel.metrics:
+        for match in filter(None, (re.fullmatch(pattern, name) for name in names)):
+            points = [(line["step"], line[match.string]) for line in lines
+                      if isinstance(line.get(match.string), int | float)]
+            if points:
+                steps, values = np.array(points, np.float64).T
+                result[match.expand(label)] = (steps, values)
+    return result
+
+
+def _overlay(axes: matplotlib.axes.Axes, panel: Panel,
+             found: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]) -> None:
+    """One run: a colour per metric. Several: a colour per run, a line style per metric."""
+    labels = list(dict.fromkeys(label for series in found.values() for label in series))
+    many = len(found) > 1
+    key = {}
+    for place, (name, series) in enumerate(found.items()):
+        for label, (steps, values) in series.items():
+            number = labels.index(label)
+            colour = COLOURS[(place if many else number) % len(COLOURS)]
+            style = STYLES[number % len(STYLES)] if many else "-"
+            if panel.kind == "bars":
+                width = max(1.0, np.ptp(steps) / 150)
+                axes.bar(steps, values, width=width, color=colour, alpha=0.6 if many else 1)
+            else:
+                values = np.where(values > 0, values, np.nan) if panel.log else values
+                _line(axes, steps, values, color=colour, linestyle=style)
+            key[name if many else label] = {"color": colour}
+    if many and len(labels) > 1:
+        key |= {label: {"color": "#777777", "linestyle": STYLES[number % len(STYLES)]}
+                for number, label in enumerate(labels)}
+    if len(key) > 1:
+        _legend(axes, [matplotlib.lines.Line2D([], [], label=name, **look)
+                       for name, look in key.items()])
+
+
+def _line(axes: matplotlib.axes.Axes, steps: np.ndarray, values: np.ndarray, **look: Any) -> None:
+    if len(values) <= SMOOTH_ABOVE:
+        small = {"marker": "o", "markersize": 3} if len(values) <= 30 else {}
+        axes.plot(steps, values, linewidth=1.4, **small, **look)
+        return
+    width = len(values) // 40
+    axes.plot(steps, values, linewidth=0.7, alpha=0.25, **look)
+    axes.plot(steps, _running_mean(values, width), linewidth=1.5, **look)
+
+
+def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """Mean of up to `width` values on either side, fewer at the ends; NaN is left out."""
+    counted = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(counted, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(counted)])
+    place = np.arange(len(values))
+    reach = np.minimum(np.minimum(place, place[::-1]), width)  # as far on both sides: no bias
+    low, high = place - reach, place + reach + 1
+    number = counts[high] - counts[low]
+    return np.where(number > 0, (sums[high] - sums[low]) / np.maximum(number, 1), np.nan)
+
+
+def _stack(axes: matplotlib.axes.Axes, panel: Panel,
+           series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    steps = np.unique(np.concatenate([where for where, _ in series.values()]))
+    heights = np.zeros((len(series), len(steps)))
+    for row, (where, values) in zip(heights, series.values(), strict=True):
+        row[np.searchsorted(steps, where)] = values
+    axes.stackplot(steps, heights, labels=list(series), colors=panel.colours, step="mid",
+                   alpha=0.85, linewidth=0)
+    _legend(axes, axes.get_legend_handles_labels()[0])
+
+
+def _legend(axes: matplotlib.axes.Axes, handles: Sequence[Any]) -> None:
+    """Below the axes, where it hides no values."""
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17),
+                ncols=min(len(handles), 3), handlelength=1.8, columnspacing=1.2)
+
+
+def _phase_border(axes: matplotlib.axes.Axes, lines: Lines) -> None:
+    phases = [(line["step"], line["phase"]) for line in lines if line.get("phase") in ("sft", "rl")]
+    for (before, old), (after, new) in zip(phases, phases[1:], strict=False):
+        if old != new:
+            border = (before + after) / 2
+            axes.axvline(border, color="#555555", linewidth=0.8, linestyle=(0, (4, 3)))
+            axes.annotate(f" {new}", (border, 0.99), xycoords=("data", "axes fraction"), fontsize=8,
+                          color="#555555", va="top")
+
+
+def _finish(axes: Sequence[matplotlib.axes.Axes], panel: Panel) -> None:
+    axes[0].set_ylabel(panel.unit)
+    for one in axes:
+        one.set_xlabel("step")
+        one.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, integer=True))
+        if panel.log:
+            one.set_yscale("log")
+            one.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 3.0)))
+            one.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+            one.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        one.set_ylim(*panel.limits)
+        one.margins(x=0.02)

@@ -1,0 +1,195 @@
+import base64
+import html.parser
+import json
+import re
+
+import numpy as np
+import pytest
+
+from dapo_jax import report
+from dapo_jax.runtime import page, plots
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def make_run(workdir, *, steps=4, accuracy=0.5, samples=()):
+    """A run of one SFT step and some RL steps, as files."""
+    lines = [{"step": 0, "phase": "start", "eval/avg@8": 0.125, "eval/greedy": 0.25}]
+    lines += [{"step": 1, "phase": "sft", "policy/loss": 2.0, "time/step": 30.0}]
+    lines += [{"step": step, "phase": "rl", "policy/loss": 0.1, "reward/mean": step / 10,
+               "policy/kl": None, "groups/all_zero": 1, "groups/informative": 2,
+               "groups/all_one": 1, "time/rollout": 1.0, "time/update": 1.0, "time/step": 30.0, "compiles": 0,
+               "sampling/tokens": 1000.0} for step in range(2, steps + 1)]
+    lines[-1] |= {"eval/avg@8": accuracy, "eval/greedy": accuracy}
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (workdir / "config.json").write_text(json.dumps(
+        {"seed": 7, "rl": {"steps": steps}, "_environment": {"jax": "0.0.1"}, "_config": "x.py"}))
+    (workdir / "samples").mkdir(exist_ok=True)
+    for step in (1, steps):
+        (workdir / "samples" / f"step_{step:06d}.jsonl").write_text(
+            "".join(json.dumps({"step": step} | row) + "\n" for row in samples))
+    return workdir
+
+
+def row(prompt_id, reward, completion="12", **more):
+    return {"prompt_id": prompt_id, "prompt": "5+7=", "completion": completion, "answer": "12",
+            "reward": reward, "valid": True, "stopped": True, "length": 3, "kept": True} | more
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.sources, self.texts, self.open = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def parsed(path):
+    result = Page(path.read_text(encoding="utf-8"))
+    assert not result.open
+    return result
+
+
+def test_the_page_is_self_contained_and_its_images_are_the_files(tmp_path, capsys):
+    workdir = make_run(tmp_path / "run", samples=[row(0, 1.0)])
+    assert report.main([str(workdir)]) == 0
+    assert capsys.readouterr().out.strip() == str(workdir / "report.html")
+    found = parsed(workdir / "report.html")
+    assert all(source.startswith("data:image/png;base64,") for source in found.sources)
+    inlined = {base64.b64decode(source.split(",")[1]) for source in found.sources}
+    files = {path.stem: path.read_bytes() for path in (workdir / "report").iterdir()}
+    assert inlined == set(files.values()) and all(image.startswith(PNG) for image in inlined)
+    assert files.keys() == {"accuracy", "reward", "groups", "loss", "time", "compiles"}
+    assert not {"link", "script", "iframe"} & set(found.tags)
+
+
+def test_missing_metrics_are_named_and_their_old_files_removed(tmp_path):
+    workdir = make_run(tmp_path / "run")
+    (workdir / "report").mkdir()
+    (workdir / "report" / "entropy.png").write_bytes(b"old")
+    report.main([str(workdir)])
+    text = " ".join(parsed(workdir / "report.html").texts)
+    left_out = re.search(r"Left out, as no run has their metrics: ([^.]*)\.", text).group(1)
+    assert "Entropy of the policy" in left_out and "Task reward" not in left_out
+    assert not (workdir / "report" / "entropy.png").exists()
+
+
+def test_the_head_sums_the_run_up(tmp_path):
+    workdir = make_run(tmp_path / "run", steps=4, accuracy=0.75)
+    got = report.summary(report.read_run(workdir, name="run"))
+    assert got["steps"] == "4, 1 sft, 3 rl"
+    assert got["held-out avg@8"] == "0.125 → 0.75" and got["held-out greedy"] == "0.25 → 0.75"
+    assert got["mean reward"] == "0.2 → 0.4" and got["tokens sampled"] == "3,000"
+    assert got["time in steps"] == "2.0 min" and got["jax"] == "0.0.1" and got["config"] == "x.py"
+    report.main([str(workdir)])
+    text = "".join(parsed(workdir / "report.html").texts)
+    assert '"seed": 7' in text and "0.125 → 0.75" in text
+
+
+def test_right_and_wrong_samples_of_first_and_last_step_are_shown(tmp_path):
+    many = [row(n % 6, float(n % 2), completion=f"completion {n}") for n in range(40)]
+    workdir = make_run(tmp_path / "run", samples=many)
+    (workdir / "samples" / "eval_000004.jsonl").write_text(json.dumps(row(9, 0.0)) + "\n")
+    shown = report.read_run(workdir, name="run").samples
+    count = report.SAMPLES_SHOWN
+    assert [r["place"] for r in shown] == ["1"] * 2 * count + ["4"] * 2 * count + ["held out, 4"]
+    assert [r["right"] for r in shown[:2 * count]] == [True] * count + [False] * count
+    assert [r["completion"] for r in shown[:3]] == ["completion 1", "completion 3", "completion 5"]
+    assert shown[-1]["kept"] == "yes" and shown[-1]["reward"] == "0"
+
+
+def test_sample_text_cannot_act_on_the_page_and_control_characters_show(tmp_path):
+    nasty = "<script>alert(1)</script>{{ 7 * 7 }}\n\t\x00\x1b[31m\u202e\ud800\x85&amp;"
+    workdir = make_run(tmp_path / "<b>run", samples=[
+        row(0, 1.0, completion=nasty, prompt=nasty, answer=nasty),
+        row(1, 0.0, completion="z" * 5000),
+        row(2, 0.0, valid=False, kept=None, stopped=None, answer=None)])
+    report.main([str(workdir)])
+    raw = (workdir / "report.html").read_bytes()
+    assert not set(raw) & {*range(0x00, 0x0A), *range(0x0B, 0x20), 0x7F}
+    found = parsed(workdir / "report.html")
+    text = "".join(found.texts)
+    assert "script" not in found.tags and "b" not in found.tags
+    assert "<script>alert(1)</script>{{ 7 * 7 }}↵\n␉␀␛[31m\\u202e\\ud800\\u0085&amp;" in text
+    hidden = 5000 - page.TEXT_LIMIT
+    assert f"{'z' * page.TEXT_LIMIT} … {hidden} more characters" in text and "failed" in text
+
+
+def test_several_runs_are_overlaid_in_the_first_directory_or_out(tmp_path):
+    first = make_run(tmp_path / "a" / "run")
+    second = make_run(tmp_path / "b" / "run", steps=9)
+    alone = plots.draw(plots.PANELS[0], {"a": report.read_run(first, name="a").lines})
+    assert report.main([str(first), str(second)]) == 0
+    assert (first / "report.html").exists() and not (second / "report.html").exists()
+    text = "".join(parsed(first / "report.html").texts)
+    assert "a/run" in text and "b/run" in text and "2 runs" in text
+    assert (first / "report" / "accuracy.png").read_bytes() != alone
+    out = tmp_path / "out"
+    assert report.main([str(first), str(second), "--out", str(out)]) == 0
+    assert (out / "report.html").exists() and (out / "report" / "groups.png").exists()
+
+
+@pytest.mark.parametrize("content, message", [
+    (None, "metrics.jsonl does not exist"), ("", "holds no metrics yet"),
+    ('{"ste', "holds no metrics yet"),
+])
+def test_a_directory_without_metrics_is_an_error(tmp_path, capsys, content, message):
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    assert report.main([str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_unreadable_config_is_an_error_and_torn_files_are_noted(tmp_path, capsys):
+    workdir = make_run(tmp_path / "run", samples=[row(0, 1.0)])
+    for path in (workdir / "metrics.jsonl", workdir / "samples" / "step_000004.jsonl"):
+        path.write_text(path.read_text() + '{"step": 5, ')
+    run = report.read_run(workdir, name="run")
+    assert [line["step"] for line in run.lines] == [0, 1, 2, 3, 4]
+    assert run.notes == ("metrics.jsonl is torn after line 5; the rest is left out",
+                         "step_000004.jsonl is torn after row 1; the rest is left out")
+    (workdir / "config.json").write_text("{")
+    assert report.main([str(workdir)]) == 2
+    assert "config.json is no JSON object" in capsys.readouterr().err
+
+
+def test_help_names_what_is_written(capsys):
+    with pytest.raises(SystemExit) as left:
+        report.main(["--help"])
+    assert left.value.code == 0
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_the_running_mean_is_that_of_equal_stretches_on_both_sides():
+    values = np.array([1.0, 5.0, np.nan, 2.0, 8.0, 3.0, 4.0])
+    want = []
+    for place in range(len(values)):
+        reach = min(place, len(values) - 1 - place, 2)
+        want.append(np.nanmean(values[place - reach:place + reach + 1]))
+    np.testing.assert_allclose(plots._running_mean(values, 2), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("panel", plots.PANELS, ids=lambda panel: panel.name)
+def test_each_panel_draws_its_metrics_for_one_run_and_two(panel):
+    names = [re.sub(r"\(.*\)", "avg@8", pattern) for pattern, _ in panel.metrics]
+    lines = [{"step": step, "phase": "sft" if step < 3 else "rl",
+              **{name: 0.1 * step for name in names}} for step in range(6)]
+    assert plots.draw(panel, {"one": lines}).startswith(PNG)
+    assert plots.draw(panel, {"one": lines, "two": lines[:1]}).startswith(PNG)
+    assert plots.draw(panel, {"one": [{"step": 1, names[0]: None}]}) is None
