@@ -74,12 +74,12 @@ def test_a_bad_choice_is_refused_by_the_name_of_its_field(changes, parts):
 
 @pytest.mark.parametrize("preset", sorted(set(algorithms.PRESETS) - {"sft"}))
 def test_a_group_of_one_is_refused_where_samples_are_compared(preset):  # B20
-    with pytest.raises(config.ConfigError, match=r"rl\.samples_per_prompt: 1 "):
-        algorithms.check(resolve(preset), samples_per_prompt=1, where="rl")
-    algorithms.check(resolve(preset), samples_per_prompt=2, where="rl")
+    with pytest.raises(config.ConfigError, match=r"config\.rl\.algorithm\.advantage .* is 1"):
+        algorithms.check(resolve(preset), samples_per_prompt=1, where="rl.algorithm")
+    algorithms.check(resolve(preset), samples_per_prompt=2, where="rl.algorithm")
 
 
 def test_a_group_of_one_is_refused_where_it_would_be_filtered():
-    algorithms.check(resolve("sft"), samples_per_prompt=1, where="sft")
+    algorithms.check(resolve("sft"), samples_per_prompt=1, where="sft.algorithm")
     with pytest.raises(config.ConfigError, match="filter"):
-        algorithms.check(resolve(advantage="ones"), samples_per_prompt=1, where="rl")
+        algorithms.check(resolve(advantage="ones"), samples_per_prompt=1, where="rl.algorithm")

@@ -4,7 +4,6 @@ No preset has a KL term against a reference model: DAPO drops it, and the others
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection
 
@@ -85,7 +84,7 @@ PRESETS = {
 
 
 def resolve(choice: config.AlgorithmChoice, *, where: str) -> Algorithm:
-    """The preset with the choices that are not None put in; `where` is the field, "rl.algorithm".
+    """The preset with the choices that are not None put in; `where` is the section, "rl.algorithm".
 
     Raises ConfigError for unknown names, values out of range and choices that have no effect.
     """
@@ -102,17 +101,18 @@ def resolve(choice: config.AlgorithmChoice, *, where: str) -> Algorithm:
 
 
 def check(algorithm: Algorithm, *, samples_per_prompt: int, where: str) -> None:
-    """Refuse groups of one where others of the group are needed; `where` is the phase, "rl"."""
+    """Refuse groups of one where the samples of a group are compared; `where` as in `resolve`."""
     if samples_per_prompt > 1:
         return
+    found = f"samples_per_prompt is {samples_per_prompt}"
     if algorithm.advantage != "ones":
         raise config.ConfigError(
-            f"{where}.samples_per_prompt: {samples_per_prompt} leaves nothing to compare a sample "
-            f"with, so the advantage {algorithm.advantage!r} would always be 0; use 2 or more")
+            f"config.{where}.advantage is {algorithm.advantage!r}, which compares the samples of a "
+            f"group, but {found}: every advantage would be 0; use 2 or more")
     if algorithm.filter:
         raise config.ConfigError(
-            f"{where}.samples_per_prompt: no group of {samples_per_prompt} is informative, so the "
-            "filter would drop every one; use 2 or more, or set filter.enable to False")
+            f"config.{where} filters groups, but {found}: no group of one is informative; use 2 "
+            "or more, or set config.filter.enable to False")
 
 
 def loss_settings(algorithm: Algorithm) -> losses.LossSettings:
@@ -123,11 +123,9 @@ def loss_settings(algorithm: Algorithm) -> losses.LossSettings:
 
 
 def _known(name: str, names: Collection[str], *, where: str) -> None:
-    if name in names:
-        return
-    near = difflib.get_close_matches(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}"
-    raise config.ConfigError(f"{where}: {name!r} is not known; {hint}")
+    if name not in names:
+        hint = config.near(name, names) or f"; allowed: {', '.join(names)}"
+        raise config.ConfigError(f"config.{where} is {name!r}, which is not known{hint}")
 
 
 def _check_numbers(algorithm: Algorithm, *, where: str) -> None:
@@ -141,20 +139,22 @@ def _check_numbers(algorithm: Algorithm, *, where: str) -> None:
     )
     for field, holds, rule in rules:
         if not holds:
-            raise config.ConfigError(f"{where}.{field}: {getattr(algorithm, field)} {rule}")
+            raise config.ConfigError(
+                f"config.{where}.{field} is {getattr(algorithm, field)}; it {rule}")
 
 
 def _check_effects(algorithm: Algorithm, changes: Collection[str], *, where: str) -> None:
     for field in ("clip_low", "clip_high", "dual_clip"):
         if algorithm.ratio == "none" and field in changes:
             raise config.ConfigError(
-                f"{where}.{field}: has no effect with ratio 'none'; leave it out, or set "
-                f"{where}.ratio to 'token' or 'sequence'")
+                f"config.{where}.{field} has no effect with ratio 'none'; leave it out, or set "
+                f"config.{where}.ratio to 'token' or 'sequence'")
     if "ddof" in changes and algorithm.advantage != "grpo":
         raise config.ConfigError(
-            f"{where}.ddof: has no effect with advantage {algorithm.advantage!r}; leave it out")
+            f"config.{where}.ddof has no effect with advantage {algorithm.advantage!r}; leave it "
+            "out")
     if algorithm.samples == "demonstrations" and (
             algorithm.advantage != "ones" or algorithm.ratio != "none"):
         raise config.ConfigError(
-            f"{where}: preset {algorithm.name!r} learns from demonstrations, which have no rewards "
-            "and no sampler's log-probs; leave advantage and ratio as they are")
+            f"config.{where}: preset {algorithm.name!r} learns from demonstrations, which have no "
+            "rewards and no sampler's log-probs; leave advantage and ratio as they are")

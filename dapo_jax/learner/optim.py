@@ -14,9 +14,8 @@ def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
     decay_updates = horizon - cfg.warmup_updates
     if cfg.schedule != "constant" and decay_updates < 1:
         raise config.ConfigError(
-            f"optimizer.warmup_updates: {cfg.warmup_updates} leave no room for the "
-            f"{cfg.schedule} schedule in {horizon} updates; warm up for fewer, or use the "
-            "constant schedule")
+            f"optimizer.warmup_updates is {cfg.warmup_updates}, which leaves no room for "
+            f"the {cfg.schedule} schedule in {horizon} updates; use fewer, or schedule 'constant'")
     after = SCHEDULES[cfg.schedule](cfg, decay_updates)
     if cfg.warmup_updates == 0:
         return after

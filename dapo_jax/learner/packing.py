@@ -79,14 +79,14 @@ def from_demonstrations(prompts: types.PromptTable, ids: np.ndarray, *, width: i
     demonstration is missing or does not fit.
     """
     if not prompts.demonstrations:
-        raise config.ConfigError("task.name: this task has no demonstrations to learn from; "
-                                 "set sft.steps to 0")
+        raise config.ConfigError("this task has no demonstrations to learn from; set "
+                                 "config.sft.steps to 0")
     rows = [prompts.demonstrations[i] for i in ids]
     for prompt, row in zip(ids, rows):
         if len(row) > width:
             raise config.ConfigError(
                 f"prompt {prompt}: its demonstration has {len(row)} tokens, more than the {width} "
-                "of rollout.max_new_tokens; raise that, or shorten the demonstration")
+                "of config.rollout.max_new_tokens; raise that, or shorten the demonstration")
     length = np.array([len(row) for row in rows], np.int32)
     count = np.arange(len(rows), dtype=np.int32)
     zeros = np.zeros(len(rows), np.int32)
