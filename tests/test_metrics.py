@@ -62,11 +62,12 @@ def test_lines_begin_with_step_and_hold_plain_numbers(tmp_path):
     writer = metrics.open_writer(tmp_path, resume_step=-1, tensorboard=False)
     metrics.write(writer, {"phase": "rl", "a": np.float32(0.5), "step": np.int32(1),
                            "b": float("nan"), "c": np.inf, "d": jnp.int32(3), "e": np.bool_(True),
-                           "f": [np.float64("-inf"), 2], "g": jnp.bfloat16(1.5)})
+                           "f": [np.float64("-inf"), 2], "g": jnp.bfloat16(1.5),
+                           "h": np.arange(2)})
     text = (tmp_path / "metrics.jsonl").read_text()  # before close: each line is flushed
     assert text.startswith('{"step": 1, ')
     assert json.loads(text) == {"step": 1, "phase": "rl", "a": 0.5, "b": None, "c": None, "d": 3,
-                                "e": True, "f": [None, 2], "g": 1.5}
+                                "e": True, "f": [None, 2], "g": 1.5, "h": [0, 1]}
     metrics.close(writer)
 
 

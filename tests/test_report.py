@@ -18,7 +18,8 @@ def make_run(workdir, *, steps=4, accuracy=0.5, samples=()):
     lines += [{"step": 1, "phase": "sft", "policy/loss": 2.0, "time/step": 30.0}]
     lines += [{"step": step, "phase": "rl", "policy/loss": 0.1, "reward/mean": step / 10,
                "policy/kl": None, "groups/all_zero": 1, "groups/informative": 2,
-               "groups/all_one": 1, "time/rollout": 1.0, "time/update": 1.0, "time/step": 30.0, "compiles": 0,
+               "groups/all_one": 1, "time/rollout": 1.0, "time/update": 1.0, "time/step": 30.0,
+               "compiles": 0,
                "sampling/tokens": 1000.0} for step in range(2, steps + 1)]
     lines[-1] |= {"eval/avg@8": accuracy, "eval/greedy": accuracy}
     workdir.mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,8 @@ def test_sample_text_cannot_act_on_the_page_and_control_characters_show(tmp_path
     assert "script" not in found.tags and "b" not in found.tags
     assert "<script>alert(1)</script>{{ 7 * 7 }}↵\n␉␀␛[31m\\u202e\\ud800\\u0085&amp;" in text
     hidden = 5000 - page.TEXT_LIMIT
-    assert f"{'z' * page.TEXT_LIMIT} … {hidden} more characters" in text and "failed" in text
+    assert f"{'z' * page.TEXT_LIMIT} … {hidden} more characters" in text
+    assert "z" * (page.TEXT_LIMIT + 1) not in text and "failed" in text
 
 
 def test_several_runs_are_overlaid_in_the_first_directory_or_out(tmp_path):

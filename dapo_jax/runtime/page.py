@@ -58,8 +58,8 @@ pre { overflow-x: auto; font-size: .8rem; }
 {% for run in runs %}{% for note in run.notes %}<p>{{ run.name }}: {{ note }}</p>
 {% endfor %}{% endfor %}
 <h2>Curves</h2>
-<p>A dashed line marks where a new phase begins. Long curves are drawn faint, with their running mean
-on top.</p>
+<p>A dashed line marks where a new phase begins. Long curves are drawn faint, with their running
+mean on top.</p>
 <div class="plots">
 {% for plot in plots %}<figure>
 <img src="data:image/png;base64,{{ plot.image }}" alt="{{ plot.title }}">
