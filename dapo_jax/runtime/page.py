@@ -73,7 +73,7 @@ mean on top.</p>
 {% if runs | length > 1 %}<h3>{{ run.name }}</h3>{% endif %}
 <div class="wide"><table>
 <tr><th>step</th><th>prompt</th><th>completion</th><th>answer</th><th>reward</th><th>tokens</th>
-<th>stopped</th><th>trained on</th></tr>
+<th>stopped</th><th>kept</th></tr>
 {% for row in run.samples %}<tr><td>{{ row.place }}</td>
 <td class="text">{{ row.prompt | visible }}</td><td class="text">{{ row.completion | visible }}</td>
 <td class="text">{{ row.answer | visible }}</td>
