@@ -57,9 +57,11 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    name: str = option("arithmetic", "what is asked and how it is scored", ("arithmetic", "jsonl"))
+    name: str = option("arithmetic", "what is asked and how it is scored",
+                       ("arithmetic", "jsonl"))
     train_path: str = option("", "jsonl: the training file")
-    eval_path: str = option("", "jsonl: the held-out file; empty: hold out eval.prompts training rows")
+    eval_path: str = option("", "jsonl: the held-out file; empty: hold out eval.prompts training "
+                            "rows")
     prompt_field: str = option("prompt", "jsonl: field of the prompt")
     answer_field: str = option("answer", "jsonl: field of the right answer")
     template: str = option("{prompt}", "text around each prompt")
@@ -75,7 +77,8 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class PromptLimits:
-    buckets: tuple = option((16,), "prompt lengths in tokens that are compiled; the last is the limit")
+    buckets: tuple = option((16,), "prompt lengths in tokens that are compiled; the last is the "
+                            "limit")
     too_long: str = option("error", "a prompt over the limit", ("error", "drop"))
 
 
@@ -87,7 +90,8 @@ class Rollout:
     top_p: float = option(1.0, "keep the likeliest tokens that hold this mass; 1: all")
     stop: tuple = option(("\n",), "texts of one token each that end a completion, besides the "
                          "tokenizer's own end")
-    slots: tuple = option((8, 16, 32, 64), "numbers of prompts per generate call that are compiled")
+    slots: tuple = option((8, 16, 32, 64), "numbers of prompts per generate call that are "
+                          "compiled")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
 
 
@@ -95,8 +99,8 @@ class Rollout:
 class Scoring:
     workers: int = option(1, "processes that score")
     timeout: float = option(10.0, "seconds for one answer, then its process is killed")
-    on_failure: str = option("mask", "an answer whose scoring failed: leave it out of loss and group, "
-                             "or give it failure_reward", ("mask", "reward"))
+    on_failure: str = option("mask", "an answer whose scoring failed: leave it out of loss and "
+                             "group, or give it failure_reward", ("mask", "reward"))
     failure_reward: float = option(0.0, "used by on_failure=reward")
 
 
@@ -129,8 +133,8 @@ class DynamicSampling:
     carry_steps: int = option(1, "steps a surplus group may wait; 0: dropped and counted")
     max_rounds: int = option(10, "generate rounds per step")
     max_prompts: int = option(0, "prompts per step; 0: twenty times prompts_per_step")
-    at_limit: str = option("error", "too few groups at a limit: stop, train on fewer, or train on none",
-                           ("error", "partial", "skip"))
+    at_limit: str = option("error", "too few groups at a limit: stop, train on fewer, or train on "
+                           "none", ("error", "partial", "skip"))
     max_empty_steps: int = option(3, "steps in a row without an update before the run stops")
 
 
@@ -160,7 +164,7 @@ class AlgorithmChoice:
 class Optimizer:
     learning_rate: float = option(1e-4, "peak")
     schedule: str = option("constant", "after the warm-up", ("constant", "linear", "cosine"))
-    warmup_updates: int = option(5, "updates from 0 to the peak")
+    warmup_updates: int = option(5, "updates until the peak is reached")
     end_factor: float = option(0.0, "linear, cosine: last rate / peak")
     weight_decay: float = option(0.0, "decoupled")
     b1: float = option(0.9, "AdamW")

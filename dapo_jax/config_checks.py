@@ -11,9 +11,10 @@ def check(cfg: config.Config) -> config.Config:
     _check_sampling(cfg)
     for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
         _check_phase(phase, name, cfg)
-    if cfg.sft.steps == 0 and cfg.rl.steps == 0 and cfg.rl.epochs == 0:
-        raise config.ConfigError("nothing to do: config.sft.steps, config.rl.steps and config.rl.epochs "
-                          "are all 0")
+    if not any((cfg.sft.steps, cfg.sft.epochs, cfg.rl.steps, cfg.rl.epochs)):
+        raise config.ConfigError("nothing to do: steps and epochs of config.sft and config.rl are "
+                                 "all 0")
+    _require(cfg.seed >= 0, "seed", cfg.seed, "0 or more")
     _require(cfg.overlong.cache <= cfg.rollout.max_new_tokens, "overlong.cache",
              cfg.overlong.cache, f"at most rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
     for name in ("data", "fsdp", "tensor"):
@@ -46,7 +47,8 @@ def _check_sampling(cfg: config.Config) -> None:
     _require(cfg.eval.temperature > 0, "eval.temperature", cfg.eval.temperature,
              "above 0 (config.eval.greedy reports temperature 0)")
     for name in ("prompts", "samples"):
-        _require(getattr(cfg.eval, name) >= 1, f"eval.{name}", getattr(cfg.eval, name), "at least 1")
+        _require(getattr(cfg.eval, name) >= 1, f"eval.{name}", getattr(cfg.eval, name),
+                 "at least 1")
     _require(rollout.max_new_tokens >= 1, "rollout.max_new_tokens", rollout.max_new_tokens,
              "at least 1")
     _check_ladder(rollout.slots, "rollout.slots")
@@ -85,8 +87,9 @@ def _check_phase(phase: config.Phase, name: str, cfg: config.Config) -> None:
         _require(getattr(phase, field) >= 1, f"{name}.{field}", getattr(phase, field), "at least 1")
     if phase.prompts_per_step % phase.updates_per_step:
         raise config.ConfigError(
-            f"config.{name}.prompts_per_step = {phase.prompts_per_step} groups cannot be split into "
-            f"config.{name}.updates_per_step = {phase.updates_per_step} updates of whole groups: "
+            f"config.{name}.prompts_per_step = {phase.prompts_per_step} groups cannot be split "
+            f"into config.{name}.updates_per_step = {phase.updates_per_step} updates of whole "
+            "groups: "
             f"{phase.prompts_per_step} / {phase.updates_per_step} = "
             f"{phase.prompts_per_step / phase.updates_per_step:g}")
     if phase.completion_buckets:

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo_jax import command_line, config, setup, types
-from dapo_jax.envs import math_answers, pool as pools
-from dapo_jax.rollout import collect, engine as engines
+from dapo_jax.envs import math_answers
+from dapo_jax.envs import pool as pools
+from dapo_jax.rollout import collect
+from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import checkpoint
 
 

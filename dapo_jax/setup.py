@@ -15,7 +15,8 @@ from dapo_jax.data import prompts, sources
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import base
 from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import gguf, spec as specs, transformer
+from dapo_jax.models import gguf, transformer
+from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import tokenizer as tokenizers
@@ -119,8 +120,9 @@ def _phases(
         steps = _steps(phase, len(table))
         if not steps:
             continue
-        algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
-        _check_phase(name, phase, algorithm, table, mesh)
+        algorithm = _with_choices(algorithms.resolve(phase.algorithm, where=f"{name}.algorithm"),
+                                  cfg)
+        _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
         width = config.completion_buckets(phase, cfg.rollout)
         phases.append(Phase(
             name, phase, algorithm, first, steps, _optimizer(phase, steps),
@@ -128,6 +130,17 @@ def _phases(
                               cfg.prompts.buckets, width)))
         first += steps
     return tuple(phases)
+
+
+def _with_choices(algorithm: algorithms.Algorithm, cfg: config.Config) -> algorithms.Algorithm:
+    """What the configuration says outside the preset, where it says anything."""
+    if algorithm.samples != "rollout":
+        return algorithm
+    if cfg.filter.enable is not None:
+        algorithm = dataclasses.replace(algorithm, filter=cfg.filter.enable)
+    if cfg.overlong.mask is not None:
+        algorithm = dataclasses.replace(algorithm, mask_overlong=cfg.overlong.mask)
+    return algorithm
 
 
 def _steps(phase: config.Phase, prompts_in_table: int) -> int:
@@ -145,11 +158,15 @@ def _optimizer(phase: config.Phase, steps: int) -> update.Optimizer:
 
 
 def _check_phase(
-    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, table: types.PromptTable,
-    mesh: Mesh,
+    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, *, table: types.PromptTable,
+    rollout: config.Rollout, mesh: Mesh,
 ) -> None:
     algorithms.check(algorithm, samples_per_prompt=phase.samples_per_prompt,
                      where=f"{name}.algorithm")
+    if algorithm.filter and phase.samples_per_prompt < 2:
+        raise config.ConfigError(
+            f"config.{name}.samples_per_prompt = {phase.samples_per_prompt}: a filter of equal "
+            "rewards drops every group of one; set config.filter.enable to False")
     source = {"sft": "demonstrations", "rl": "rollout"}[name]
     if algorithm.samples != source:
         raise config.ConfigError(
@@ -159,10 +176,21 @@ def _check_phase(
         raise config.ConfigError(
             f"config.{name}.prompts_per_step = {phase.prompts_per_step}, but the training set has "
             f"only {len(table)} prompts and none is sampled twice in a step")
-    if name == "sft" and not table.demonstrations:
-        raise config.ConfigError("config.sft.steps > 0, but the task has no demonstrations; "
-                                 "set it to 0")
+    if name == "sft":
+        _check_demonstrations(table, config.completion_buckets(phase, rollout)[-1])
     mesh_lib.check_divides(mesh, (phase.microbatch_slots,), f"{name}.microbatch_slots")
+
+
+def _check_demonstrations(table: types.PromptTable, limit: int) -> None:
+    if not table.demonstrations:
+        raise config.ConfigError("config.sft has steps, but the task's records hold no "
+                                 "'demonstration' to learn from; set config.sft.steps to 0")
+    longest = max(len(tokens) for tokens in table.demonstrations)
+    if longest > limit:
+        raise config.ConfigError(
+            f"the longest demonstration has {longest} tokens with its stop token, more than the "
+            f"{limit} of config.rollout.max_new_tokens; raise that or set "
+            "config.sft.completion_buckets")
 
 
 def key(parts: Parts, purpose: int) -> jax.Array:

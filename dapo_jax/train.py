@@ -21,9 +21,11 @@ import numpy as np
 from dapo_jax import command_line, config, evaluate, setup, types
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
-from dapo_jax.learner import packing, step as learner, update
+from dapo_jax.learner import packing, update
+from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, engine
-from dapo_jax.runtime import checkpoint, mesh as mesh_lib, metrics, samples_log
+from dapo_jax.runtime import checkpoint, metrics, samples_log
+from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
 # May differ between a run and its continuation: they do not change what is computed.
@@ -165,10 +167,9 @@ def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
     sampler = engine.compile_engine(
         parts.spec, setup.sampling(parts), parts.mesh, rows=phase.cfg.samples_per_prompt,
         slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
-    filtered = phase.algorithm.filter if cfg.filter.enable is None else cfg.filter.enable
     size = controller.CollectSettings(
         groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
-        filter_enabled=filtered, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
+        filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
         ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
     source = collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
                             parts.tokenizer, run.pool, cfg.overlong, size)

@@ -15,9 +15,9 @@ def rates(horizon, count, **changes):
     return [float(schedule(i)) for i in range(count)]
 
 
-def test_warm_up_is_linear_from_zero_and_counts_updates():  # B59
+def test_warm_up_is_linear_and_counts_updates():  # B59, counted from 1
     got = rates(100, 7, learning_rate=1.0, warmup_updates=4)
-    np.testing.assert_allclose(got, [0, 0.25, 0.5, 0.75, 1, 1, 1], atol=1e-6)
+    np.testing.assert_allclose(got, [0.25, 0.5, 0.75, 1, 1, 1, 1], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", optim.SCHEDULES)
@@ -66,7 +66,7 @@ def adamw_by_hand(gradients, *, rate, b1, b2, eps, decay, clip, warmup):
         g = g * min(1, clip / norm) if clip else g
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g ** 2
         direction = m / (1 - b1 ** (i + 1)) / (np.sqrt(v / (1 - b2 ** (i + 1))) + eps)
-        params = params - rate * min(1, i / warmup if warmup else 1) * (direction + decay * params)
+        params = params - rate * min(1, (i + 1) / warmup if warmup else 1) * (direction + decay * params)
     return params
 
 

@@ -11,8 +11,8 @@ from dapo_jax import config, types
 class Encoder(Protocol):
     """What is needed of a tokenizer."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        """Token ids of a text; `start`: it begins a sequence, which may call for a first token."""
 
 
 def table(records: Sequence[Mapping[str, Any]], tokenizer: Encoder, limits: config.PromptLimits, *,
@@ -44,9 +44,9 @@ def table(records: Sequence[Mapping[str, Any]], tokenizer: Encoder, limits: conf
                              demonstrations=_demonstrations(kept, tokenizer, stop_id)), counts
 
 
-def _encode(tokenizer: Encoder, text: str, what: str) -> np.ndarray:
+def _encode(tokenizer: Encoder, text: str, what: str, *, start: bool = True) -> np.ndarray:
     try:
-        tokens = tokenizer.encode(text)
+        tokens = tokenizer.encode(text, start=start)
     except ValueError as error:
         raise config.ConfigError(f"{what} ({_start(text)}) cannot be encoded: {error}") from error
     if not len(tokens):
@@ -72,7 +72,7 @@ def _demonstrations(kept: list, tokenizer: Encoder, stop_id: int | None) -> tupl
         raise config.ConfigError(f"record {lacking[0]} has no demonstration, but others have: give "
                                  "all of them one, or none")
     return tuple(_stopped(_encode(tokenizer, record["demonstration"],
-                                  f"demonstration of record {index}"), stop_id)
+                                  f"demonstration of record {index}", start=False), stop_id)
                  for record, _, index in kept)
 
 

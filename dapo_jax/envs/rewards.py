@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from dapo_jax import config, types
-from dapo_jax.envs import base, pool as pools
+from dapo_jax.envs import base
+from dapo_jax.envs import pool as pools
 
 
 def score(

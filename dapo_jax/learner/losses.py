@@ -49,7 +49,10 @@ def policy_loss(logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Ar
     else:
         per_token = -advantages * _clip(ratio, advantages, high=high, low=low, settings=settings)
     loss = jnp.sum(weights * (per_token - settings.entropy_coef * entropy))
-    return loss, _metrics(ratio, difference, entropy, used=used, high=high, low=low)
+    metrics = _metrics(ratio, difference, entropy, used=used, high=high, low=low)
+    if settings.ratio == "none":  # nothing is compared with what sampled
+        metrics = {"policy/entropy": metrics["policy/entropy"]}
+    return loss, metrics
 
 
 def _clip(ratio: jax.Array, advantages: jax.Array, *, high: jax.Array, low: jax.Array,
@@ -103,5 +106,5 @@ def _clamp(log_ratio: jax.Array) -> jax.Array:
 RATIOS = {
     "token": token_ratio,
     "sequence": sequence_ratio,
-    "none": token_ratio,  # for the metrics only: the loss is -A log p (SFT, REINFORCE)
+    "none": token_ratio,  # not used: the loss is -A log p (SFT, REINFORCE)
 }

@@ -8,8 +8,9 @@ from dapo_jax import config
 def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
     """Learning rate of the update number `count` = 0, 1, ... of a phase of `horizon` updates.
 
-    Warm-up is linear from 0, so its first update uses rate 0 and update `warmup_updates` the peak;
-    linear and cosine end at `end_factor` times the peak at the horizon and stay there.
+    Warm-up is linear: update `count` uses the share (count + 1) / warmup_updates of the peak, so
+    none is spent at rate 0; linear and cosine end at `end_factor` times the peak at the horizon
+    and stay there.
     """
     decay_updates = horizon - cfg.warmup_updates
     if cfg.schedule != "constant" and decay_updates < 1:
@@ -19,7 +20,8 @@ def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
     after = SCHEDULES[cfg.schedule](cfg, decay_updates)
     if cfg.warmup_updates == 0:
         return after
-    warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_updates)
+    warmup = optax.linear_schedule(cfg.learning_rate / cfg.warmup_updates, cfg.learning_rate,
+                                   max(cfg.warmup_updates - 1, 1))
     return optax.join_schedules([warmup, after], [cfg.warmup_updates])
 
 

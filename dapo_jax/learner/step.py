@@ -33,7 +33,8 @@ def prepare(
         weight = weights.WEIGHTS[algorithm.weights](
             mask[rows], samples.group[rows], max_length=max_length)
         # Only the first update's parameters are those that sampled.
-        fresh = (samples.born[rows] == step) & (number == 0)
+        fresh = ((samples.born[rows] == step) & (number == 0)
+                 & (algorithm.samples == "rollout"))
         batches = packing.pack(samples.take(rows), prompts=table, advantages=advantage[rows],
                                weights=weight, fresh=fresh, shape=shape)
         if batches:

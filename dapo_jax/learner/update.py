@@ -77,8 +77,8 @@ def loss(
     value, metrics = losses.policy_loss(
         logprobs, batch.logprobs, batch.advantages, batch.weights, entropy=entropy,
         settings=settings.loss)
-    fresh = batch.fresh * (batch.weights > 0)
-    gap = jnp.abs(logprobs - batch.logprobs) * fresh
+    fresh = (batch.fresh > 0) & (batch.weights > 0)
+    gap = jnp.where(fresh, jnp.abs(logprobs - batch.logprobs), 0)
     metrics |= {"policy/loss": types.Mean(value, jnp.float32(0)),  # `apply` counts the update
                 "mismatch/mean": types.Mean(gap.sum(), fresh.sum()),
                 "mismatch/max": types.Max(gap.max())}

@@ -10,7 +10,8 @@ import numpy as np
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
 from dapo_jax.dynamic_sampling import controller
-from dapo_jax.envs import math_answers, pool as pools, rewards
+from dapo_jax.envs import math_answers, rewards
+from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import metrics as metric_lib
 from dapo_jax.text import tokenizer as tokenizers

@@ -1,4 +1,4 @@
-"""Generate completions on device: one prefill per prompt, then a loop that ends when all rows have."""
+"""Generate completions on device: one prefill per prompt, then a loop until all rows ended."""
 
 from typing import NamedTuple
 

@@ -86,8 +86,8 @@ def truncate(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
 def invert(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     """The token at which the cumulative mass f32[..., V] first exceeds `uniform` of the whole.
 
-    Never a token of zero mass: it adds nothing to the sum, and where rounding pushes the search
-    over the end, the last token with mass in the block is taken.
+    Never a token of zero mass: where rounding pushes the search onto one, the next with mass is
+    taken, or the last of the block.
     """
     vocab = mass.shape[-1]
     mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % BLOCK)])
@@ -102,9 +102,14 @@ def invert(mass: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _first_above(sums: jax.Array, target: jax.Array, mass: jax.Array) -> jax.Array:
-    count = mass.shape[-1]
-    last = count - 1 - jnp.argmax(jnp.flip(mass, axis=-1) > 0, axis=-1)
-    return jnp.minimum((sums <= target[..., None]).sum(axis=-1), last)
+    """The first index with mass whose sum exceeds the target, or the last one with mass.
+
+    A parallel sum rounds each entry by itself: it may rise where there is no mass, and fall.
+    """
+    index, held = jnp.arange(mass.shape[-1]), mass > 0
+    above = held & (index >= (sums <= target[..., None]).sum(axis=-1, keepdims=True))
+    last = mass.shape[-1] - 1 - jnp.argmax(jnp.flip(held, axis=-1), axis=-1)
+    return jnp.where(above.any(axis=-1), jnp.argmax(above, axis=-1), last)
 
 
 def _at(values: jax.Array, index: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""From a plan to samples: cut into generate calls of few compiled shapes, all dispatched at once."""
+"""From a plan to samples: generate calls of few compiled shapes, all dispatched at once."""
 
 import dataclasses
 import functools
