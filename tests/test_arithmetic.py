@@ -86,6 +86,12 @@ def test_levels_too_large_to_list_give_distinct_problems():
     assert all(len(str(operands(text)[0])) == 18 for text in found)
 
 
+def test_drawing_again_keeps_problems_distinct(monkeypatch):
+    monkeypatch.setattr(arithmetic, "LISTED", 10)
+    found = texts(arithmetic.records(task(levels=((1, 1.0),)), seed=0, split="train", count=60))
+    assert len(found) == len(set(found)) == 60
+
+
 def test_the_split_does_not_depend_on_the_hash_seed_of_the_process():
     code = ("from dapo_jax import config; from dapo_jax.envs import arithmetic; "
             "print([r['prompt'] for r in arithmetic.records(config.Task(shots=1), seed=0, "

@@ -58,4 +58,4 @@ def overlong_penalty(length: int, max_length: int, cache: int, factor: float) ->
     if factor < 0:
         raise ValueError(f"overlong factor = {factor} is negative: it is the size of the penalty")
     excess = min(length - (max_length - cache), cache)
-    return -factor * excess / cache if cache and excess > 0 else 0.0
+    return -factor * excess / cache if excess > 0 else 0.0

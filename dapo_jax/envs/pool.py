@@ -57,6 +57,7 @@ class Worker:
     process: subprocess.Popen
     deadline: float  # monotonic seconds; infinite while idle
     ready: bool = False
+    begun: bool = False  # whether it is at the first of `items`
     unsent: memoryview = NOTHING
     unread: bytes = b""
     items: collections.deque = dataclasses.field(default_factory=collections.deque)  # not answered
@@ -134,9 +135,9 @@ def _run(pool: Pool, call: _Call, done: Callable[[], bool]) -> None:
 
 def _advance(pool: Pool, call: _Call) -> None:
     """Give idle workers items, wait for the next event, and act on it."""
-    for slot, worker in enumerate(pool.workers):
+    for worker in pool.workers:
         if call.pending and worker.ready and not worker.items:
-            _feed(pool, slot, call)
+            _feed(worker, call, share=2 * len(pool.workers), timeout=pool.cfg.timeout)
     events = _wait(pool.workers)
     for slot, worker in enumerate(pool.workers):
         if worker.process.stdin.fileno() in events:
@@ -148,16 +149,13 @@ def _advance(pool: Pool, call: _Call) -> None:
             _replace(pool, slot, call, "timeout")
 
 
-def _feed(pool: Pool, slot: int, call: _Call) -> None:
-    worker = pool.workers[slot]
-    if worker.process.poll() is not None:
-        _replace(pool, slot, call, "ended")
-        return
+def _feed(worker: Worker, call: _Call, *, share: int, timeout: float) -> None:
     # Ever smaller chunks: no worker is left with a long queue while others are idle.
-    size = min(CHUNK, max(1, len(call.pending) // (2 * len(pool.workers))))
+    size = min(CHUNK, max(1, len(call.pending) // share))
+    worker.begun = False
     worker.items.extend(call.pending.popleft() for _ in range(size))
     worker.unsent = memoryview(pickle.dumps([call.items[i] for i in worker.items]))
-    worker.deadline = time.monotonic() + pool.cfg.timeout
+    worker.deadline = time.monotonic() + timeout
 
 
 def _wait(workers: list[Worker]) -> set[int]:
@@ -191,6 +189,8 @@ def _receive(pool: Pool, worker: Worker, call: _Call) -> bool:
                                   "number or a dict with a number under 'score'")
         if kind == "ready":
             worker.ready = True
+        elif kind == "begin":
+            worker.begun = True
         else:
             _settle(call, worker.items.popleft(), (kind, value))
     if lines:
@@ -204,23 +204,23 @@ def _settle(call: _Call, index: int, reply: Reply) -> None:
 
 
 def _replace(pool: Pool, slot: int, call: _Call, kind: str) -> None:
-    """Start a worker in place of one that ended or is late; its first item bears the loss."""
+    """Start a worker in place of one that ended or is late; the item it was at is lost."""
     worker = pool.workers[slot]
     _kill(worker)
     status = worker.process.returncode
     if not worker.ready:
         raise config.ConfigError(f"a worker for reward {pool.reward!r} ended with status {status} "
                                  f"before it could score, or took over {START_SECONDS:g} s")
-    if worker.items:
+    if worker.begun and worker.items:
         message = (f"no answer within {pool.cfg.timeout:g} s" if kind == "timeout"
                    else f"its worker ended with status {status}")
         _settle(call, worker.items.popleft(), (kind, message))
-        call.pending.extendleft(reversed(worker.items))
     elif call.spare:
         call.spare -= 1
     else:
         raise RuntimeError(f"workers for reward {pool.reward!r} keep ending between items, the "
                            f"last with status {status}")
+    call.pending.extendleft(reversed(worker.items))
     pool.workers[slot] = _start(pool.reward, pool.cfg)
 
 

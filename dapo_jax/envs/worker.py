@@ -1,8 +1,8 @@
 """One scoring process: reads chunks of (text, record), answers item by item. See pool.py.
 
 A request is a pickled list. A reply is a line of JSON, [kind, value]: "ready"; "failed" with the
-reason why the worker cannot serve; per item "score" with a number, "error" with a message, or
-"type" with the name of a type that is no reward.
+reason why the worker cannot serve; "begin" for each chunk; then for each item "score" with a
+number, "error" with a message, or "type" with the name of a type that is no reward.
 """
 
 import json
@@ -61,6 +61,7 @@ def _leave_with_parent(requests: int) -> None:
 
 
 def _serve(function: Callable[..., Any], items: list, timeout: float, replies: BinaryIO) -> None:
+    _reply(replies, "begin", None)
     for text, record in items:
         # The parent kills a late worker. If the parent is gone and a C function keeps the
         # interpreter from noticing (a regular expression does), the kernel's alarm ends it.
