@@ -7,8 +7,10 @@ import jax
 import numpy as np
 
 from dapo_jax import config, types
-from dapo_jax.models import head, spec as specs, transformer
-from dapo_jax.rollout import draw, engine as engines
+from dapo_jax.models import head, transformer
+from dapo_jax.models import spec as specs
+from dapo_jax.rollout import draw
+from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import mesh as mesh_lib
 
 SPEC = specs.ModelSpec(vocab=64, layers=2, d_model=32, heads=4, kv_heads=2, head_size=8, ff=48)

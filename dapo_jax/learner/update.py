@@ -113,7 +113,7 @@ def apply(
     one = jnp.float32(1)
     metrics = metrics | {
         "policy/loss": types.Mean(metrics["policy/loss"].total, one),
-        "policy/grad_norm": types.Mean(optax.global_norm(grads), one),
+        "policy/grad_norm": types.Mean(optax.tree.norm(grads), one),
         "policy/lr": types.Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one)}
     params = optax.apply_updates(state.params, steps)
     return types.TrainState(params, opt_state, state.updates + 1), metrics

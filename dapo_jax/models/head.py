@@ -5,16 +5,17 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax import types
+from dapo_jax.models import layers
 
 
 def logits(params: types.Tree, hidden: jax.Array) -> jax.Array:
-    """f32[..., V] from hidden [..., D]; a tied head is the embedding."""
+    """f32[..., V] (f64 if hidden is) from hidden [..., D]; a tied head is the embedding."""
     if "head" in params:
         kernel, letters = params["head"], "...d,dv->...v"
     else:
         kernel, letters = params["embedding"], "...d,vd->...v"
     return jnp.einsum(letters, hidden, kernel.astype(hidden.dtype),
-                      preferred_element_type=jnp.float32)
+                      preferred_element_type=layers.wide_dtype(hidden))
 
 
 def token_stats(

@@ -15,9 +15,14 @@ from dapo_jax.models import spec as spec_lib
 MASKED = -1e30  # finite: a row whose keys are all masked stays free of NaN
 
 
+def wide_dtype(x: jax.Array) -> jnp.dtype:
+    """What sums over x are made in: float32, or float64 where x is."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
-    """`x / rms(x) * scale` over the last axis, in float32 (arXiv 1910.07467)."""
-    wide = x.astype(jnp.float32)
+    """`x / rms(x) * scale` over the last axis, in float32 or wider (arXiv 1910.07467)."""
+    wide = x.astype(wide_dtype(x))
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * inverse * scale).astype(x.dtype)
 
@@ -61,7 +66,7 @@ def attend(
 
     query [S, R, T, H, E]; own ([S, R, K, E, U], [S, R, K, U, E]); own_mask bool[T, U]; prompt
     ([S, K, E, P], [S, K, P, E]) is read once for all rows of the slot; prompt_mask bool[S, P].
-    Returns [S, R, T, H, E]. Scores and sums are float32.
+    Returns [S, R, T, H, E]. Scores and sums are float32 or wider.
     """
     slots, rows, tokens, heads, size = query.shape
     kv_heads = own[0].shape[2]
@@ -87,9 +92,9 @@ def attend(
 
 
 def _scores(letters: str, query: jax.Array, keys: jax.Array) -> jax.Array:
-    return jnp.einsum(letters, query, keys, preferred_element_type=jnp.float32)
+    return jnp.einsum(letters, query, keys, preferred_element_type=wide_dtype(query))
 
 
 def _mix(letters: str, mass: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.einsum(letters, mass.astype(values.dtype), values,
-                      preferred_element_type=jnp.float32)
+                      preferred_element_type=wide_dtype(values))

@@ -1,0 +1,71 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from dapo_jax import config
+from dapo_jax.envs import pool as pools
+from dapo_jax.rollout import collect
+from dapo_jax.text import tokenizer as tokenizers
+
+
+class Letters:
+    """Each token is a letter; the stop token is a full stop."""
+
+    def decode(self, ids):
+        return "".join("." if i == tiny.STOP else chr(97 + i % 26) for i in ids)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.params()
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """Scores 1 where a text holds more than five letters; the third text cannot be scored."""
+    def score(pool, texts, records):
+        reward = np.array([len(text) > 5 for text in texts], np.float32)
+        valid = np.arange(len(texts)) != 2
+        return pools.Scores(np.where(valid, reward, 0), valid, errors=1, timeouts=0,
+                            first_failure="item 2: odd")
+    monkeypatch.setattr(pools, "score", score)
+    return collect.Source(tiny.engine(slots=(4,)), jax.random.key(7), tiny.table(), Letters(),
+                          pool="the pool", overlong=config.Overlong(cache=2, factor=0.5))
+
+
+def test_a_round_scores_every_sample_on_its_own_text(source, params):
+    one = collect.sample_round(source, params, tiny.plan([0, 4], 4), step=3)
+    for row, text in enumerate(one.texts):
+        tokens = one.samples.tokens[row, :one.samples.length[row]]
+        assert text == Letters().decode(tokens.tolist())
+        assert len(text) == one.samples.length[row]
+    valid = np.arange(8) != 2
+    np.testing.assert_array_equal(one.samples.valid, valid)
+    np.testing.assert_array_equal(one.samples.reward, (one.samples.length > 5) & valid)
+    penalty = 0.5 * np.clip(one.samples.length - 4, 0, 2) / 2
+    np.testing.assert_allclose(one.samples.shaped, one.samples.reward - penalty)
+    assert (one.samples.born == 3).all() and set(one.seconds) == {"rollout", "reward"}
+
+
+def test_each_sample_is_a_row_of_the_log_up_to_the_limit(source, params):
+    one = collect.sample_round(source, params, tiny.plan([0, 4], 4, group=[10, 11]), step=3)
+    two = dataclasses.replace(one, samples=one.samples.take(np.arange(2)), texts=one.texts[:2])
+    rows = collect.rows([one, two], source.table, step=3, kept=frozenset([11]), limit=0)
+    assert [row["round"] for row in rows] == [1] * 8 + [2] * 2
+    assert [row["kept"] for row in rows[:8]] == [False] * 4 + [True] * 4
+    assert [row["sample"] for row in rows[:8]] == [0, 1, 2, 3] * 2
+    assert [row["completion"] for row in rows[:8]] == one.texts
+    assert rows[2]["valid"] is False and all(row["step"] == 3 for row in rows)
+    assert len(collect.rows([one, two], source.table, step=3, kept=None, limit=9)) == 9
+    assert collect.rows([one], source.table, step=3, kept=None, limit=1)[0]["kept"] is None
+
+
+def test_a_completion_is_decoded_without_what_pads_it():
+    tokenizer = tokenizers.characters("ab\n")
+    samples = dataclasses.replace(
+        collect.types.no_samples(4), tokens=np.array([[1, 0, 2, 0]], np.int32),
+        length=np.array([3], np.int32))
+    assert collect.decode(tokenizer, samples, 0) == tokenizer.decode([1, 0, 2])

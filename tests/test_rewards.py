@@ -1,0 +1,73 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dapo_jax import config, types
+from dapo_jax.envs import pool as pools
+from dapo_jax.envs import rewards
+
+
+def samples(lengths):
+    """Unscored samples of the given lengths, in tokens."""
+    empty = {field.name: getattr(types.no_samples(1), field.name)
+             for field in dataclasses.fields(types.Samples)}
+    columns = {name: np.zeros((len(lengths), *column.shape[1:]), column.dtype)
+               for name, column in empty.items()}
+    return types.Samples(**columns | {"length": np.array(lengths, np.int32)})
+
+
+@pytest.fixture
+def score(monkeypatch):
+    """rewards.score with a pool that answers what it is told."""
+    def run(task, lengths, *, limit, cache, factor=1.0, valid=None):
+        answers = pools.Scores(
+            reward=np.array(task, np.float32), errors=0, timeouts=0, first_failure="",
+            valid=np.ones(len(task), bool) if valid is None else np.array(valid))
+        asked = []
+        monkeypatch.setattr(pools, "score", lambda *args: asked.append(args) or answers)
+        texts, records = ["text"] * len(task), [{"answer": "1"}] * len(task)
+        given = samples(lengths)
+        filled, scores = rewards.score(
+            given, texts, records, pool="the pool", max_length=limit,
+            overlong=config.Overlong(cache=cache, factor=factor))
+        assert asked == [("the pool", texts, records)] and scores is answers
+        np.testing.assert_array_equal(filled.length, given.length)
+        return filled
+    return run
+
+
+LENGTHS = [79, 80, 81, 90, 99, 100, 101, 150]
+PENALTIES = np.array([0, 0, -0.05, -0.5, -0.95, -1, -1, -1])
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_the_overlong_penalty_is_added_to_the_shaped_reward_alone(score, factor):  # B53
+    filled = score([1.0] * 8, LENGTHS, limit=100, cache=20, factor=factor)
+    np.testing.assert_array_equal(filled.reward, 1)
+    np.testing.assert_allclose(filled.shaped, 1 + factor * PENALTIES, atol=1e-6)
+    assert filled.shaped[3] == 1 - 0.5 * factor and filled.shaped.dtype == np.float32
+
+
+def test_without_a_cache_there_is_no_penalty(score):  # B53
+    filled = score([0.25] * 8, LENGTHS, limit=100, cache=0)
+    np.testing.assert_array_equal(filled.shaped, filled.reward)
+
+
+def test_a_cache_larger_than_the_limit_is_refused(score):  # B53
+    with pytest.raises(ValueError, match="cache = 101 .* 0..max_length = 100"):
+        score([1.0], [50], limit=100, cache=101)
+
+
+def test_the_raw_reward_stays_beside_the_shaped_one(score):  # B01
+    filled = score([0] * 4 + [1, 0, 1, 1], [100, 100, 900, 1000] + [100] * 4, limit=1000,
+                   cache=200)
+    np.testing.assert_allclose(filled.shaped[:4], [0, 0, -0.5, -1.0], atol=1e-6)
+    np.testing.assert_array_equal(filled.reward, [0, 0, 0, 0, 1, 0, 1, 1])
+    np.testing.assert_array_equal(filled.shaped[4:], filled.reward[4:])
+
+
+def test_a_sample_that_could_not_be_scored_is_marked_and_has_no_reward(score):
+    filled = score([1, 0.5, 1], [5, 5, 5], limit=10, cache=0, valid=[True, False, True])
+    assert filled.valid.tolist() == [True, False, True]
+    assert filled.reward.tolist() == [1, 0, 1]
