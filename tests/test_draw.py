@@ -126,7 +126,7 @@ def test_a_token_without_mass_is_never_picked(case, uniform):
 
 
 def test_a_token_without_mass_is_never_picked_at_the_edge_of_a_cell():
-    """A parallel cumulative sum rounds each entry by itself, so it can rise over a zero."""
+    """There a target can be rounded to below the start of its block, or over its end."""
     rng = np.random.default_rng(0)
     near = jax.jit(lambda mass, uniform: draw.invert(
         jnp.broadcast_to(mass, (len(uniform), len(mass))), uniform))
@@ -140,6 +140,21 @@ def test_a_token_without_mass_is_never_picked_at_the_edge_of_a_cell():
         uniform += rng.integers(-3, 4, 4096).astype("f4") * np.spacing(uniform)
         token = np.asarray(near(mass, uniform.clip(0, CLOSEST_TO_ONE)))
         assert (mass[token] > 0).all()
+
+
+@pytest.mark.parametrize("target,want", [
+    (-1e-8, 1), (0.0, 1), (0.5, 1), (1.0, 3), (1.5, 3), (2.9, 3), (3.0, 3), (9.0, 3)])
+def test_sums_that_rise_over_zeros_or_fall_still_give_a_token_with_mass(target, want):
+    mass = np.array([0, 1, 0, 2, 0], "f4")
+    sums = np.array([0, 1, 1 + 1e-6, 3, 3 - 1e-6], "f4")  # as a parallel sum may be rounded
+    assert int(draw._first_above(sums, np.float32(target), mass)) == want
+
+
+def test_the_token_that_reaches_the_mass_asked_for_is_the_last_one_kept():
+    mass = np.array([2, 8, 1, 4, 1], "f4")  # exact in binary, 16 in all
+    for top_p, kept in ((0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]), (0.875, [0, 1, 3])):
+        got = np.asarray(draw.truncate(mass, top_k=0, top_p=top_p))
+        assert np.flatnonzero(got).tolist() == kept
 
 
 def kept_by_loops(mass, top_k, top_p):

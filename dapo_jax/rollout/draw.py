@@ -104,7 +104,8 @@ def invert(mass: jax.Array, uniform: jax.Array) -> jax.Array:
 def _first_above(sums: jax.Array, target: jax.Array, mass: jax.Array) -> jax.Array:
     """The first index with mass whose sum exceeds the target, or the last one with mass.
 
-    A parallel sum rounds each entry by itself: it may rise where there is no mass, and fall.
+    The sums alone may point at one without: made in parallel, each is rounded by itself, and a
+    fused multiply-add can put the target a little below a block's start.
     """
     index, held = jnp.arange(mass.shape[-1]), mass > 0
     above = held & (index >= (sums <= target[..., None]).sum(axis=-1, keepdims=True))
