@@ -5,17 +5,19 @@ import numpy as np
 import pytest
 import tiny
 
-from dapo_jax import config
+from dapo_jax import config, types
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
 from dapo_jax.text import tokenizer as tokenizers
 
+STOPS = tuple(range(2, 64, 8))
+
 
 class Letters:
-    """Each token is a letter; the stop token is a full stop."""
+    """Each token is a letter; a stop token is a full stop."""
 
     def decode(self, ids):
-        return "".join("." if i == tiny.STOP else chr(97 + i % 26) for i in ids)
+        return "".join("." if i in STOPS else chr(97 + i % 26) for i in ids)
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +25,13 @@ def params():
     return tiny.params()
 
 
+@pytest.fixture(scope="module")
+def engine():
+    return tiny.engine(how=tiny.sampling(stop_ids=STOPS), slots=(4,))
+
+
 @pytest.fixture
-def source(monkeypatch):
+def source(monkeypatch, engine):
     """Scores 1 where a text holds more than five letters; the third text cannot be scored."""
     def score(pool, texts, records):
         reward = np.array([len(text) > 5 for text in texts], np.float32)
@@ -32,7 +39,7 @@ def source(monkeypatch):
         return pools.Scores(np.where(valid, reward, 0), valid, errors=1, timeouts=0,
                             first_failure="item 2: odd")
     monkeypatch.setattr(pools, "score", score)
-    return collect.Source(tiny.engine(slots=(4,)), jax.random.key(7), tiny.table(), Letters(),
+    return collect.Source(engine, jax.random.key(7), tiny.table(), Letters(),
                           pool="the pool", overlong=config.Overlong(cache=2, factor=0.5))
 
 
@@ -42,6 +49,7 @@ def test_a_round_scores_every_sample_on_its_own_text(source, params):
         tokens = one.samples.tokens[row, :one.samples.length[row]]
         assert text == Letters().decode(tokens.tolist())
         assert len(text) == one.samples.length[row]
+    assert len(set(map(len, one.texts))) > 1
     valid = np.arange(8) != 2
     np.testing.assert_array_equal(one.samples.valid, valid)
     np.testing.assert_array_equal(one.samples.reward, (one.samples.length > 5) & valid)
@@ -66,6 +74,6 @@ def test_each_sample_is_a_row_of_the_log_up_to_the_limit(source, params):
 def test_a_completion_is_decoded_without_what_pads_it():
     tokenizer = tokenizers.characters("ab\n")
     samples = dataclasses.replace(
-        collect.types.no_samples(4), tokens=np.array([[1, 0, 2, 0]], np.int32),
+        types.no_samples(4), tokens=np.array([[1, 0, 2, 1]], np.int32),
         length=np.array([3], np.int32))
     assert collect.decode(tokenizer, samples, 0) == tokenizer.decode([1, 0, 2])
