@@ -52,7 +52,7 @@ def parse(
     for name in (name for name, flag in extra.items() if flag.default is None):
         if not values[name].value:
             raise config.ConfigError(f"--{name} is missing; see {program} --help")
-    cfg = config_checks.check(config.from_dict(values["config"].value))
+    cfg = config_checks.from_dict(values["config"].value)
     return cfg, {name: values[name].value for name in extra}
 
 

@@ -69,8 +69,10 @@ class Task:
     bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
                               ("error", "skip"))
     train_size: int = option(20000, "arithmetic: training problems drawn; jsonl: limit, 0 none")
-    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic: (digits, share) pairs")
+    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic: (digits, share) pairs; "
+                            "digits of both operands, or (left, right)")
     operators: str = option("+", "arithmetic: drawn evenly from these")
+    digits: int = option(0, "arithmetic: every number is filled with leading zeros to this many")
     spaced: bool = option(False, "arithmetic: '12 + 35 = ' instead of '12+35='")
     shots: int = option(0, "arithmetic: solved examples before the question, a line each")
 
@@ -252,58 +254,14 @@ def _to_dict(record: Any) -> ml_collections.ConfigDict:
         if dataclasses.is_dataclass(value):
             value = _to_dict(value)
         elif value is None:
-            value = config_dict.placeholder(_plain_type(types[field.name]))
+            value = config_dict.placeholder(plain_type(types[field.name]))
         result[field.name] = value
     return result.lock()
 
 
-def _plain_type(annotation: Any) -> type:
+def plain_type(annotation: Any) -> type:
     """`float | None` -> float."""
     return next((a for a in get_args(annotation) if a is not type(None)), annotation)
-
-
-def from_dict(values: ml_collections.ConfigDict) -> Config:
-    """The frozen records; ConfigError names an unknown field or a value of the wrong type.
-
-    Contradictions between fields are found by config_checks.check.
-    """
-    return _to_record(Config, values, "")
-
-
-def _to_record(record: type, values: ml_collections.ConfigDict, prefix: str) -> Any:
-    types = get_type_hints(record)
-    fields = {field.name: field for field in dataclasses.fields(record)}
-    for name in values:
-        if name not in fields:
-            raise ConfigError(f"unknown field config.{prefix}{name}{near(name, fields)}")
-    result = {}
-    for name, field in fields.items():
-        value = values[name] if name in values else getattr(record(), name)
-        where = f"config.{prefix}{name}"
-        if dataclasses.is_dataclass(types[name]):
-            if not isinstance(value, ml_collections.ConfigDict):
-                raise ConfigError(f"{where} is a section, not the value {value!r}")
-            result[name] = _to_record(types[name], value, f"{prefix}{name}.")
-        else:
-            result[name] = _value(value, types[name], field.metadata["choices"], where)
-    return record(**result)
-
-
-def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) -> Any:
-    kind = _plain_type(annotation)
-    if value is None and type(None) in get_args(annotation):
-        return None
-    if isinstance(value, config_dict.FieldReference):
-        value = value.get()
-    if kind is tuple and isinstance(value, (list, tuple)):
-        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} must be {kind.__name__}, not {value!r}")
-    if choices and value not in choices:
-        raise ConfigError(f"{where} is {value!r}; allowed: {', '.join(choices)}")
-    return value
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -1,8 +1,55 @@
-"""Contradictions in a configuration that need no look at data or devices."""
+"""From a ConfigDict to checked records: unknown fields, wrong types, and contradictions that need
+no look at data or devices."""
 
-from typing import Any
+import dataclasses
+from typing import Any, get_args, get_type_hints
+
+import ml_collections
+from ml_collections import config_dict
 
 from dapo_jax import config
+
+
+def from_dict(values: ml_collections.ConfigDict) -> config.Config:
+    """The frozen records, checked; ConfigError names the field at fault and what to do."""
+    return check(_to_record(config.Config, values, ""))
+
+
+def _to_record(record: type, values: ml_collections.ConfigDict, prefix: str) -> Any:
+    types = get_type_hints(record)
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    for name in values:
+        if name not in fields:
+            raise config.ConfigError(
+                f"unknown field config.{prefix}{name}{config.near(name, fields)}")
+    result = {}
+    for name, field in fields.items():
+        value = values[name] if name in values else getattr(record(), name)
+        where = f"config.{prefix}{name}"
+        if dataclasses.is_dataclass(types[name]):
+            if not isinstance(value, ml_collections.ConfigDict):
+                raise config.ConfigError(f"{where} is a section, not the value {value!r}")
+            result[name] = _to_record(types[name], value, f"{prefix}{name}.")
+        else:
+            result[name] = _value(value, types[name], field.metadata["choices"], where)
+    return record(**result)
+
+
+def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) -> Any:
+    kind = config.plain_type(annotation)
+    if value is None and type(None) in get_args(annotation):
+        return None
+    if isinstance(value, config_dict.FieldReference):
+        value = value.get()
+    if kind is tuple and isinstance(value, (list, tuple)):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise config.ConfigError(f"{where} must be {kind.__name__}, not {value!r}")
+    if choices and value not in choices:
+        raise config.ConfigError(f"{where} is {value!r}; allowed: {', '.join(choices)}")
+    return value
 
 
 def check(cfg: config.Config) -> config.Config:

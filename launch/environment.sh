@@ -6,6 +6,11 @@ venv="$root/.venv"
 python="$venv/bin/python"
 
 # Flags for XLA belong here; the CPU needs none.
+# Without an accelerator in sight, jax is told so: else an installed libtpu looks for one for long.
+if [ -z "${JAX_PLATFORMS:-}" ] && ! command -v nvidia-smi >/dev/null &&
+    ! ls /dev/accel* /dev/vfio/[0-9]* >/dev/null 2>&1 && [ "$(uname -s)" = Linux ]; then
+    export JAX_PLATFORMS=cpu
+fi
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$root/.cache/jax}"
 
 make_venv() {
@@ -41,16 +46,14 @@ install_requirements() {
 }
 
 # The plain wheel for Linux brings gigabytes of CUDA, so the CPU build is asked for by its name.
+# transformers reads GGUF files with accelerate.
 install_torch() {
-    local version=2.13.0 index=https://download.pytorch.org/whl/cpu
+    local version=2.13.0 build=""
     unchanged torch "$version" && return
-    if [ "$(uname -s)" = Linux ]; then
-        "$python" -m pip install --quiet "torch==$version+cpu" ||
-            "$python" -m pip install --quiet --retries 1 --index-url "$index" "torch==$version"
-    else
-        "$python" -m pip install --quiet "torch==$version"
-    fi || echo "torch $version could not be installed: parity tests will skip" \
-        "(to try again, delete $venv/installed-torch)" >&2
+    [ "$(uname -s)" = Linux ] && build=+cpu
+    "$python" -m pip install --quiet "torch==$version$build" "accelerate>=1.15,<2" ||
+        echo "no CPU build of torch $version could be installed: parity tests will skip (to try" \
+            "again, install one into $venv yourself, or delete $venv/installed-torch)" >&2
     installed torch "$version"
 }
 

@@ -36,7 +36,7 @@ def test_answers_are_what_python_computes_and_levels_are_digit_counts():
         assert int(record["answer"]) == {"+": left + right, "-": left - right,
                                          "*": left * right}[operator]
         assert record["demonstration"] == record["answer"]
-        assert len(str(left)) == len(str(right)) == record["level"]
+        assert str(len(str(left))) == str(len(str(right))) == record["level"]
     assert {operands(text)[1] for text in texts(found)} == set("+-*")
 
 
@@ -73,11 +73,11 @@ def test_levels_are_mixed_by_share_and_a_small_level_leaves_its_rest_to_the_othe
     counts = collections.Counter(
         record["level"] for record in arithmetic.records(
             task(levels=((2, 1.0), (3, 3.0))), seed=0, split="train", count=400))
-    assert counts == {2: 100, 3: 300}
+    assert counts == {"2": 100, "3": 300}
     found = arithmetic.records(task(levels=((1, 1.0), (3, 1.0))), seed=0, split="train", count=400)
     counts = collections.Counter(record["level"] for record in found)
     assert len(found) == len(set(texts(found))) == 400
-    assert counts[1] < 100 and counts[3] == 400 - counts[1]
+    assert counts["1"] < 100 and counts["3"] == 400 - counts["1"]
 
 
 def test_levels_too_large_to_list_give_distinct_problems():

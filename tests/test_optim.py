@@ -66,7 +66,8 @@ def adamw_by_hand(gradients, *, rate, b1, b2, eps, decay, clip, warmup):
         g = g * min(1, clip / norm) if clip else g
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g ** 2
         direction = m / (1 - b1 ** (i + 1)) / (np.sqrt(v / (1 - b2 ** (i + 1))) + eps)
-        params = params - rate * min(1, (i + 1) / warmup if warmup else 1) * (direction + decay * params)
+        share = min(1, (i + 1) / warmup if warmup else 1)
+        params = params - rate * share * (direction + decay * params)
     return params
 
 

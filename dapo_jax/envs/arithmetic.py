@@ -12,6 +12,7 @@ from dapo_jax import config
 from dapo_jax.envs import base
 
 Problem = tuple[int, str, int]  # left operand, operator, right operand
+Digits = int | tuple[int, int]  # of both operands, or of the left and the right one
 
 APPLY = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 SPLITS = ("train", "eval")
@@ -52,25 +53,30 @@ def _check(task: config.Task, split: str) -> None:
     if unknown or not task.operators:
         raise config.ConfigError(f"config.task.operators = {task.operators!r}: name at least one "
                                  f"of {''.join(APPLY)!r} and nothing else")
-    digits = {level[0] for level in task.levels if _is_level(level)}
-    if not digits or len(digits) < len(task.levels):
-        raise config.ConfigError(f"config.task.levels = {task.levels!r} must be (digits, share) "
-                                 f"pairs: different digits in 1..{MAX_DIGITS}, shares above 0")
+    sizes = {_pair(level[0]) for level in task.levels if _is_level(level)}
+    if not sizes or len(sizes) < len(task.levels):
+        raise config.ConfigError(
+            f"config.task.levels = {task.levels!r} must be (digits, share) pairs: different "
+            f"digits in 1..{MAX_DIGITS} or pairs of them (left, right), shares above 0")
     if not 0 <= task.shots <= SHOT_POOL // 8:
         raise config.ConfigError(
             f"config.task.shots = {task.shots} must lie in 0..{SHOT_POOL // 8}")
 
 
 def _is_level(level: tuple) -> bool:
-    return (len(level) == 2 and isinstance(level[0], int) and 1 <= level[0] <= MAX_DIGITS
-            and 0 < level[1] < math.inf)
+    return (len(level) == 2 and len(_pair(level[0])) == 2 and 0 < level[1] < math.inf
+            and all(isinstance(d, int) and 1 <= d <= MAX_DIGITS for d in _pair(level[0])))
+
+
+def _pair(digits: Digits) -> tuple[int, ...]:
+    return tuple(digits) if isinstance(digits, (tuple, list)) else (digits, digits)
 
 
 def _draw(task: config.Task, *, seed: int, split: str, count: int) -> list[Problem]:
     """Up to `count` distinct problems of the split, shuffled over the levels."""
+    shares = {_pair(digits): share for digits, share in task.levels}
     streams = {digits: _stream(digits, task.operators, seed=seed, split=split)
-               for digits, _ in task.levels}
-    shares = dict(task.levels)
+               for digits in shares}
     found: list[Problem] = []
     while streams and len(found) < count:
         wanted = _apportion(count - len(found), [shares[digits] for digits in streams])
@@ -89,26 +95,28 @@ def _apportion(count: int, shares: list[float]) -> list[int]:
     return np.diff(ends, prepend=0).tolist()
 
 
-def _stream(digits: int, operators: str, *, seed: int, split: str) -> Iterator[Problem]:
+def _stream(digits: tuple[int, ...], operators: str, *, seed: int, split: str
+            ) -> Iterator[Problem]:
     """All problems of one level and split, each once, in a seeded order."""
-    low = 10 ** (digits - 1) if digits > 1 else 0
-    width = 10**digits - low
-    rng = np.random.default_rng([seed, SPLITS.index(split), digits])
-    for left, kind, right in _cells(rng, width, len(operators)):
-        problem = (low + left, operators[kind], low + right)
+    lows = [10 ** (count - 1) if count > 1 else 0 for count in digits]
+    widths = [10**count - low for count, low in zip(digits, lows, strict=True)]
+    rng = np.random.default_rng([seed, SPLITS.index(split), *digits])
+    for left, kind, right in _cells(rng, widths[0], len(operators), widths[1]):
+        problem = (lows[0] + left, operators[kind], lows[1] + right)
         if _held_out(problem) == (split == "eval"):
             yield problem
 
 
-def _cells(rng: np.random.Generator, width: int, kinds: int) -> Iterator[tuple[int, int, int]]:
-    """Distinct cells of a [width, kinds, width] grid in random order, endless for a huge grid."""
-    if width * kinds * width <= LISTED:
-        for cell in rng.permutation(width * kinds * width).tolist():
-            yield cell // width // kinds, cell // width % kinds, cell % width
+def _cells(rng: np.random.Generator, rows: int, kinds: int, columns: int
+           ) -> Iterator[tuple[int, int, int]]:
+    """Distinct cells of a [rows, kinds, columns] grid in random order, endless for a huge grid."""
+    if rows * kinds * columns <= LISTED:
+        for cell in rng.permutation(rows * kinds * columns).tolist():
+            yield cell // columns // kinds, cell // columns % kinds, cell % columns
         return
     seen = set()
     while True:
-        cell = (int(rng.integers(width)), int(rng.integers(kinds)), int(rng.integers(width)))
+        cell = (int(rng.integers(rows)), int(rng.integers(kinds)), int(rng.integers(columns)))
         if cell not in seen:
             seen.add(cell)
             yield cell
@@ -142,29 +150,35 @@ def _shots(pool: list[Problem], problem: Problem, *, count: int, seed: int) -> l
     """`count` of the pool, drawn by seed and problem alone; never the problem or its twin."""
     if not count:
         return []
-    key = hashlib.blake2b(_text(problem, spaced=False).encode(), digest_size=8).digest()
+    key = hashlib.blake2b(repr(problem).encode(), digest_size=8).digest()
     rng = np.random.default_rng([seed, int.from_bytes(key, "big")])
     drawn = [pool[i] for i in rng.choice(len(pool), count + 1, replace=False)]
     return [shot for shot in drawn if _key(shot) != _key(problem)][:count]
 
 
 def _record(task: config.Task, problem: Problem, *, shots: list[Problem]) -> base.Record:
-    solved = [_text(shot, spaced=task.spaced) + _answer(shot) for shot in shots]
-    prompt = "\n".join([*solved, _text(problem, spaced=task.spaced)])
-    answer = _answer(problem)
+    solved = [_text(shot, task) + _answer(shot, task) for shot in shots]
+    prompt = "\n".join([*solved, _text(problem, task)])
+    answer = _answer(problem, task)
     return {"prompt": base.apply_template(task.template, prompt), "answer": answer,
-            "demonstration": answer, "level": len(str(problem[0]))}
+            "demonstration": answer, "level": _level(problem)}
 
 
-def _text(problem: Problem, *, spaced: bool) -> str:
+def _level(problem: Problem) -> str:
+    left, right = (len(str(abs(operand))) for operand in (problem[0], problem[2]))
+    return str(left) if left == right else f"{left}+{right}"
+
+
+def _text(problem: Problem, task: config.Task) -> str:
     """The question; the spaced form ends with a space, where the answer begins."""
     left, operator, right = problem
-    return f"{left} {operator} {right} = " if spaced else f"{left}{operator}{right}="
+    left, right = (str(operand).zfill(task.digits) for operand in (left, right))
+    return f"{left} {operator} {right} = " if task.spaced else f"{left}{operator}{right}="
 
 
-def _answer(problem: Problem) -> str:
+def _answer(problem: Problem, task: config.Task) -> str:
     left, operator, right = problem
-    return str(APPLY[operator](left, right))
+    return str(APPLY[operator](left, right)).zfill(task.digits)
 
 
 TASK = base.Task("arithmetic", build, "dapo_jax.envs.arithmetic:score")

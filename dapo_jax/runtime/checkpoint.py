@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from dapo_jax import config, types
+from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def _read(manager: ocp.CheckpointManager, like: types.RunState, step: int) -> ty
     for name in shapes.keys() - arrays.keys():
         empty = np.zeros(shapes[name][1], shapes[name][0])
         target = targets[name]
-        arrays[name] = empty if _on_host(target) else jax.device_put(empty, _sharding(target))
+        arrays[name] = empty if _on_host(target) else mesh_lib.put(empty, _sharding(target))
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in targets])
 
 
