@@ -141,6 +141,9 @@ def test_progress_line_tells_step_reward_accuracy_and_time_left():
     text = metrics.progress_line({"step": 12, "phase": "rl", "reward/mean": 0.25}, total=300,
                                  accuracy=0.5, seconds=20.0)
     assert text == "step 12/300  rl  reward 0.250  accuracy 0.500  20.00 s/step  ETA 1:36:00"
+    text = metrics.progress_line({"step": 3, "phase": "sft", "policy/loss": 2.5}, total=0,
+                                 accuracy=None, seconds=1.0)
+    assert text == "step 3  sft  loss 2.500  1.00 s/step"
     bare = metrics.progress_line({"step": 0, "reward/mean": None}, total=0, accuracy=None,
                                  seconds=1.0)
     assert bare == "step 0  1.00 s/step"

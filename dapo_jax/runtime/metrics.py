@@ -219,11 +219,13 @@ def close_progress(progress: Progress) -> None:
 
 def progress_line(line: Mapping[str, Any], *, total: int, accuracy: float | None,
                   seconds: float) -> str:
-    """Step, phase, reward, held-out accuracy, seconds per step and time left, in one line."""
+    """Step, phase, reward (SFT: loss), held-out accuracy, seconds per step and time left, in one line."""
     step = int(line["step"])
     parts = [f"step {step}/{total}" if total else f"step {step}", str(line.get("phase", ""))]
     if line.get("reward/mean") is not None:
         parts.append(f"reward {float(line['reward/mean']):.3f}")
+    elif line.get("policy/loss") is not None:
+        parts.append(f"loss {float(line['policy/loss']):.3f}")
     if accuracy is not None:
         parts.append(f"accuracy {accuracy:.3f}")
     parts.append(f"{seconds:.2f} s/step")
