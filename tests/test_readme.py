@@ -1,0 +1,78 @@
+"""Every command of README.md runs, shortened; those on real weights are slow."""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHORT = ["--config.sft.steps=1", "--config.rl.steps=1", "--config.eval.prompts=4",
+         "--config.eval.samples=2", "--config.dynamic_sampling.max_rounds=1",
+         "--config.dynamic_sampling.at_limit=partial", "--config.rollout.slots=(64,)"]
+SHORT_REAL = ["--config.rl.steps=1", "--config.eval.prompts=2", "--config.eval.samples=1",
+              "--config.eval.greedy=False", "--config.dynamic_sampling.max_rounds=1",
+              "--config.rollout.slots=(8,)"]
+
+
+def commands():
+    """Lines of the README's bash blocks, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def of(name, *, real):
+    """Commands of `python -m dapo_jax.<name>`, those on real weights or the others."""
+    return [line[3:] for line in commands() if line[1:3] == ["-m", f"dapo_jax.{name}"]
+            and any("smollm2" in word or "jsonl" in word for word in line) == real]
+
+
+def run(folder, name, arguments):
+    """The command as a user starts it, with the folder for the runs moved to `folder`."""
+    moved = [word.replace("runs/", f"{folder}/") for word in arguments]
+    done = subprocess.run([sys.executable, "-m", f"dapo_jax.{name}", *moved], cwd=ROOT,
+                          capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_names_only_commands_that_are_tried_here():
+    tried = {"train", "evaluate", "report"}
+    for line in commands():
+        if line[0].startswith("launch/"):
+            assert (ROOT / line[0]).is_file()
+        else:
+            assert line[0] == ".venv/bin/python" and line[1] == "-m", line
+            assert line[2].removeprefix("dapo_jax.") in tried, line
+
+
+def test_commands_on_the_default_run_work(tmp_path):
+    help_text, = (line for line in of("train", real=False) if line == ["--help"])
+    assert "rl.algorithm.clip_high" in run(tmp_path, "train", help_text)
+    mine, = (line for line in of("train", real=False) if line != ["--help"])
+    run(tmp_path, "train", mine + SHORT)
+    run(tmp_path, "train", ["--config=configs/quickstart.py", f"--workdir={tmp_path}/quickstart",
+                            *SHORT])
+    evaluation, = of("evaluate", real=False)
+    figures = json.loads(run(tmp_path, "evaluate", evaluation + SHORT))
+    last = json.loads((tmp_path / "mine/metrics.jsonl").read_text().splitlines()[-1])
+    assert figures["eval/avg@2"] == last["eval/avg@2"]
+    for arguments in of("report", real=False):
+        run(tmp_path, "report", arguments)
+        assert "Held-out accuracy" in (tmp_path / "mine/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_commands_on_real_weights_work(tmp_path, smollm2):
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(
+        json.dumps({"prompt": f"1 + 1 = 2\n{i} + 3 = ", "answer": i + 3}) + "\n" for i in range(40)))
+    found = of("train", real=True)
+    assert len(found) == 2
+    for arguments in found:
+        arguments = [word.replace("=problems.jsonl", f"={problems}") for word in arguments]
+        run(tmp_path, "train", arguments + SHORT_REAL)
