@@ -1,11 +1,14 @@
 """Flags, help and exit statuses, alike for every `python -m dapo_jax.<name>`."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import logging
 import pathlib
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -143,9 +146,30 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
 
 def leave(main: Callable[[Sequence[str]], int]) -> None:
     """Run an entry and leave with its status; bad input ends with one clear message."""
+    # Some import has given the root logger a handler already.
+    logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
     try:
         status = main(sys.argv[1:])
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         status = BAD_INPUT
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """The list of signals received: the first SIGTERM or SIGINT is noted there, for the caller to
+    end in order; a second one acts as usual."""
+    received: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        received.append(number)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -231,7 +231,7 @@ def initial_state(parts: Parts) -> types.RunState:
 
 def like_state(parts: Parts, step: int) -> types.RunState:
     """Shapes and shardings of the state after `step` steps, to restore a checkpoint into."""
-    phase = next(phase for phase in parts.phases if step <= phase.last_step)
+    phase = next((phase for phase in parts.phases if step <= phase.last_step), parts.phases[-1])
     return types.RunState(train=update.state_structs(parts.spec, phase.optimizer, parts.mesh),
                           **_host_state(parts))
 

@@ -10,10 +10,9 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -62,26 +61,44 @@ class Batch:
     state: types.RunState
     samples: types.Samples
     values: dict[str, float]
-    exhausted: bool = False
 
 
 def train(cfg: config.Config, workdir: str) -> int:
     """Run or continue `cfg` in `workdir`; returns the exit status."""
     metrics.count_compiles()
     parts = setup.prepare(cfg)
-    _claim(workdir, cfg)
+    _log_left_out(parts)
     with contextlib.ExitStack() as stack:
-        run, state = _open(parts, workdir, stack)
+        pool = stack.enter_context(pools.open(parts.reward, cfg.scoring))
+        pools.ready(pool)
+        _claim(workdir, cfg)
+        manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
+        stack.callback(checkpoint.close, manager)
+        signals = stack.enter_context(command_line.caught_signals())
+        state, found = _first_state(parts, manager)
+        if found and _over(parts.phases[-1], state):
+            LOG.info("%s: finished after step %d; nothing is left to do", workdir, state.step)
+            return command_line.DONE
+        if found:
+            LOG.info("%s: going on after step %d", workdir, state.step)
+        done = int(state.step) if found else -1
+        run = _open(parts, workdir, pool, manager, signals, stack, done=done)
         try:
-            state = _phases(run, state)
+            state = _phases(run, state, new=not found)
         except controller.LimitReached as limit:
             LOG.error("stopped: %s", limit)
             return command_line.LIMIT
-    if run.signals:
-        LOG.warning("signal %d: saved after step %d; start again to go on", run.signals[0],
-                    int(state.step))
-        return 128 + run.signals[0]
-    return command_line.DONE
+        if not signals:
+            return command_line.DONE
+        checkpoint.save(manager, state)
+    LOG.warning("signal %d: saved after step %d; start again to go on", signals[0], state.step)
+    return 128 + signals[0]
+
+
+def _log_left_out(parts: setup.Parts) -> None:
+    left_out = [f"{count} {name}" for name, count in parts.counts.items() if count]
+    if left_out:
+        LOG.warning("records left out: %s", ", ".join(left_out))
 
 
 def _claim(workdir: str, cfg: config.Config) -> None:
@@ -98,62 +115,54 @@ def _environment() -> dict[str, str]:
             "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
 
 
-def _open(parts: setup.Parts, workdir: str, stack: contextlib.ExitStack
-          ) -> tuple[Run, types.RunState]:
-    """Open everything that must be closed; the state is new or the newest checkpoint's."""
-    signals = stack.enter_context(_caught_signals())
-    pool = stack.enter_context(pools.open(parts.reward, parts.cfg.scoring))
-    manager = checkpoint.open_manager(workdir, keep=parts.cfg.checkpoint.keep)
-    stack.callback(checkpoint.close, manager)
+def _first_state(parts: setup.Parts, manager: checkpoint.ocp.CheckpointManager
+                 ) -> tuple[types.RunState, bool]:
+    """The newest checkpoint's state and true, or a new one and false."""
     found = checkpoint.latest(manager)
     if found is None:
-        state = setup.initial_state(parts)
-    else:
-        state = checkpoint.restore(manager, setup.like_state(parts, found))
-        LOG.info("%s: going on after step %d", workdir, int(state.step))
+        return setup.initial_state(parts), False
+    state = checkpoint.restore(manager, setup.like_state(parts, found))
+    return state, True
+
+
+def _open(
+    parts: setup.Parts, workdir: str, pool: pools.Pool,
+    manager: checkpoint.ocp.CheckpointManager, signals: list[int], stack: contextlib.ExitStack,
+    *, done: int,
+) -> Run:
+    """Compile the evaluation and open the logs, cut after step `done` (-1: nothing is kept)."""
     evaluator = evaluate.compile_evaluator(parts, pool)
-    done = -1 if found is None else int(state.step)
     samples_log.cut(workdir, done)
     writer = metrics.open_writer(workdir, resume_step=done, tensorboard=parts.cfg.log.tensorboard)
     stack.callback(metrics.close, writer)
     progress = metrics.open_progress(parts.steps, max(done, 0))
     stack.callback(metrics.close_progress, progress)
-    run = Run(parts, workdir, pool, evaluator, manager, writer, progress, signals)
-    if found is None:
-        _write(run, {"step": 0, "phase": "start"} | _evaluate(run, state))
-    return run, state
+    return Run(parts, workdir, pool, evaluator, manager, writer, progress, signals)
 
 
-@contextlib.contextmanager
-def _caught_signals() -> Iterator[list[int]]:
-    """The first SIGTERM or SIGINT is noted, for the loop to end after its step; a second one
-    acts as usual."""
-    received: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        received.append(number)
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-    before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _phases(run: Run, state: types.RunState) -> types.RunState:
+def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
+    """All that is left of the run; `new`: the untrained model is evaluated first."""
+    if new:
+        compiled = metrics.compile_count()
+        line = {"step": 0, "phase": "start"} | _evaluate(run, state)
+        _write(run, line | {"compiles": metrics.compile_count() - compiled})
     for phase in run.parts.phases:
-        if int(state.step) >= phase.last_step:
+        if _over(phase, state):
             continue
         if int(state.step) == phase.first_step - 1 and phase.first_step > 1:
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
-        state, done = _steps(run, compile_phase(run, phase), state)
-        if done:
+        state = _steps(run, compile_phase(run, phase), state)
+        if run.signals:
             break
     return state
+
+
+def _over(phase: setup.Phase, state: types.RunState) -> bool:
+    """Whether the phase took all its steps, or sampled its epochs and trained on all of it."""
+    used = (phase.algorithm.samples == "rollout" and not len(state.buffer)
+            and order.exhausted(state.controller.order, phase.cfg.epochs))
+    return int(state.step) >= phase.last_step or used
 
 
 def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
@@ -176,26 +185,28 @@ def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
     return PhaseRun(phase, programs, source)
 
 
-def _steps(run: Run, phase_run: PhaseRun, state: types.RunState) -> tuple[types.RunState, bool]:
-    """The phase's remaining steps; true if the run ends here."""
+def _steps(run: Run, phase_run: PhaseRun, state: types.RunState) -> types.RunState:
+    """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
-    for step in range(int(state.step) + 1, phase.last_step + 1):
-        begun, compiled = time.perf_counter(), metrics.compile_count()
+    begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
+    while not (run.signals or _over(phase, state)):
+        step = int(state.step) + 1
         with jax.transfer_guard("disallow"):
             batch = _next_samples(run, phase_run, state, step)
             state, values = _learn(run, phase_run, batch, step)
-        last = step == phase.last_step or batch.exhausted
-        line = {"step": step, "phase": phase.name} | batch.values | values
-        line["compiles"] = metrics.compile_count() - compiled
+        last = _over(phase, state)
+        line = {"step": step, "phase": phase.name} | batch.values | values | saving
         if last or (cfg.eval.every and step % cfg.eval.every == 0):
             line |= _evaluate(run, state)
-        if last or run.signals or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
-            line["time/checkpoint"] = _save(run, state)
+        line["compiles"] = metrics.compile_count() - compiled
         line["time/step"] = time.perf_counter() - begun
+        # The line is there before its checkpoint can be: a run that goes on may cut, not add.
         _write(run, line)
-        if run.signals or batch.exhausted:
-            return state, True
-    return state, False
+        begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
+        if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
+            checkpoint.save(run.checkpoints, state)
+            saving = {"time/checkpoint": time.perf_counter() - begun}  # in the next line
+    return state
 
 
 def _next_samples(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
@@ -221,7 +232,7 @@ def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -
             phase_run.source, state.train.params, state=state.controller, carried=state.buffer,
             step=step, rounds=rounds)
     except controller.LimitReached:
-        _save(run, state)
+        checkpoint.save(run.checkpoints, state)
         raise
     else:
         accepted = np.concatenate([collected.batch.group, collected.buffer.group])
@@ -232,7 +243,7 @@ def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -
         samples_log.write(run.workdir, step, rows)
     state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
     values = collect.metrics(collected, step=step)
-    return Batch(state, collected.batch, values, collected.report.exhausted)
+    return Batch(state, collected.batch, values)
 
 
 def _learn(run: Run, phase_run: PhaseRun, batch: Batch, step: int
@@ -263,12 +274,6 @@ def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:
     return outcome.metrics | {"time/eval": time.perf_counter() - begun}
 
 
-def _save(run: Run, state: types.RunState) -> float:
-    begun = time.perf_counter()
-    checkpoint.save(run.checkpoints, state)
-    return time.perf_counter() - begun
-
-
 def _write(run: Run, line: dict[str, object]) -> None:
     metrics.write(run.writer, line)
     metrics.advance(run.progress, line)
@@ -276,7 +281,6 @@ def _write(run: Run, line: dict[str, object]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
     LOG.setLevel(logging.INFO)
     cfg, flags = command_line.parse(
         arguments, program="python -m dapo_jax.train", purpose=__doc__,
