@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import logging
 import pathlib
+import re
 import signal
 import sys
 import traceback
@@ -90,12 +91,20 @@ def load_file(path: str) -> ml_collections.ConfigDict:
         here = [frame for frame in traceback.extract_tb(error.__traceback__)
                 if frame.filename == spec.origin]
         line = f", line {here[-1].lineno}" if here else ""
-        text = str(error).partition(" and cannot be added")[0]
-        raise config.ConfigError(f"{path}{line}: {type(error).__name__}: {text}") from error
+        raise config.ConfigError(f"{path}{line}: {_fault(error)}") from error
     if not isinstance(values, ml_collections.ConfigDict):
         raise config.ConfigError(f"{path}: get_config() must return a ConfigDict made by "
                                  f"dapo_jax.config.default(), not {type(values).__name__}")
     return values
+
+
+def _fault(error: Exception) -> str:
+    """What a configuration file did wrong, in short where it set a field that does not exist."""
+    missing = re.match(r"'?Key \"(\w+)\" does not exist", str(error))
+    if missing is None:
+        return f"{type(error).__name__}: {error}"
+    known = {part for name in field_names() for part in name.split(".")}
+    return f"unknown field {missing[1]}{config.near(missing[1], known)}"
 
 
 def _explain(error: Exception, arguments: Sequence[str]) -> str:

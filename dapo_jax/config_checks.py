@@ -2,6 +2,8 @@
 no look at data or devices."""
 
 import dataclasses
+import math
+import operator
 from typing import Any, get_args, get_type_hints
 
 import ml_collections
@@ -52,8 +54,32 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
     return value
 
 
+# Smallest values.
+LEAST = {
+    "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
+    "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
+    "task.digits": 0, "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
+    "scoring.workers": 1, "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
+    "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
+    "dynamic_sampling.max_empty_steps": 1, "dynamic_sampling.predictor.window": 1,
+    "overlong.cache": 0, "overlong.factor": 0, "eval.every": 0, "eval.prompts": 1,
+    "eval.samples": 1, "eval.top_k": 0, "checkpoint.every": 0, "checkpoint.keep": 1,
+    "log.samples_per_step": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
+    **{f"{phase}.{name}": least for phase in ("sft", "rl") for name, least in {
+        "steps": 0, "epochs": 0, "prompts_per_step": 1, "samples_per_prompt": 1,
+        "updates_per_step": 1, "microbatch_slots": 1, "optimizer.warmup_updates": 0,
+        "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
+}
+ABOVE_0 = (
+    "model.rope_base", "model.norm_eps", "rollout.temperature", "scoring.timeout",
+    "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
+    *(f"{phase}.optimizer.{name}" for phase in ("sft", "rl") for name in ("learning_rate", "eps")))
+SHARES = ("rollout.top_p", "eval.top_p", "dynamic_sampling.predictor.gamma")
+
+
 def check(cfg: config.Config) -> config.Config:
     """Refuse contradictions that need no look at data or devices; returns its argument."""
+    _check_numbers(cfg)
     _check_model(cfg.model)
     _check_sampling(cfg)
     for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
@@ -61,12 +87,12 @@ def check(cfg: config.Config) -> config.Config:
     if not any((cfg.sft.steps, cfg.sft.epochs, cfg.rl.steps, cfg.rl.epochs)):
         raise config.ConfigError("nothing to do: steps and epochs of config.sft and config.rl are "
                                  "all 0")
-    _require(cfg.seed >= 0, "seed", cfg.seed, "0 or more")
-    _require(cfg.overlong.cache <= cfg.rollout.max_new_tokens, "overlong.cache",
-             cfg.overlong.cache, f"at most rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
-    for name in ("data", "fsdp", "tensor"):
-        size = getattr(cfg.mesh, name)
-        _require(size >= 1 or (name == "data" and size == -1), f"mesh.{name}", size, "at least 1")
+    _require(cfg.mesh.data >= 1 or cfg.mesh.data == -1, "mesh.data", cfg.mesh.data,
+             "at least 1, or -1 for all devices that are left")
+    _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
+             "1: a prompt has one demonstration")
+    _require(cfg.task.name != "arithmetic" or cfg.task.train_size >= 1, "task.train_size",
+             cfg.task.train_size, "at least 1 for the task arithmetic")
     return cfg
 
 
@@ -75,9 +101,20 @@ def _require(fact: bool, name: str, value: Any, rule: str) -> None:
         raise config.ConfigError(f"config.{name} is {value!r}; it must be {rule}")
 
 
+def _check_numbers(cfg: config.Config) -> None:
+    """The bounds of single fields; a comparison with NaN is false, so it is refused too."""
+    for name, least in LEAST.items():
+        value = operator.attrgetter(name)(cfg)
+        _require(least <= value < math.inf, name, value, f"at least {least}, and finite")
+    for name in ABOVE_0:
+        value = operator.attrgetter(name)(cfg)
+        _require(0 < value < math.inf, name, value, "above 0, and finite")
+    for name in SHARES:
+        value = operator.attrgetter(name)(cfg)
+        _require(0 < value <= 1, name, value, "in (0, 1]")
+
+
 def _check_model(model: config.Model) -> None:
-    for name in ("layers", "d_model", "heads", "kv_heads", "head_size", "ff", "head_chunk"):
-        _require(getattr(model, name) >= 1, f"model.{name}", getattr(model, name), "at least 1")
     _require(model.heads % model.kv_heads == 0, "model.kv_heads", model.kv_heads,
              f"a divisor of model.heads = {model.heads}")
     _require(model.head_size % 2 == 0, "model.head_size", model.head_size, "even")
@@ -86,39 +123,16 @@ def _check_model(model: config.Model) -> None:
 
 
 def _check_sampling(cfg: config.Config) -> None:
-    rollout, dynamic = cfg.rollout, cfg.dynamic_sampling
-    _require(rollout.temperature > 0, "rollout.temperature", rollout.temperature, "above 0")
-    for name, group in (("rollout", rollout), ("eval", cfg.eval)):
-        _require(0 < group.top_p <= 1, f"{name}.top_p", group.top_p, "in (0, 1]")
-        _require(group.top_k >= 0, f"{name}.top_k", group.top_k, "0 (all) or more")
     _require(cfg.eval.temperature > 0, "eval.temperature", cfg.eval.temperature,
              "above 0 (config.eval.greedy reports temperature 0)")
-    for name in ("prompts", "samples"):
-        _require(getattr(cfg.eval, name) >= 1, f"eval.{name}", getattr(cfg.eval, name),
-                 "at least 1")
-    _require(rollout.max_new_tokens >= 1, "rollout.max_new_tokens", rollout.max_new_tokens,
-             "at least 1")
-    _check_ladder(rollout.slots, "rollout.slots")
+    _check_ladder(cfg.rollout.slots, "rollout.slots")
     _check_ladder(cfg.prompts.buckets, "prompts.buckets")
-    for name in ("max_rounds", "max_empty_steps"):
-        _require(getattr(dynamic, name) >= 1, f"dynamic_sampling.{name}", getattr(dynamic, name),
-                 "at least 1: every loop is bounded")
-    _require(dynamic.max_prompts >= 0, "dynamic_sampling.max_prompts", dynamic.max_prompts,
-             "0 (twenty times prompts_per_step) or more")
-    _require(dynamic.carry_steps >= 0, "dynamic_sampling.carry_steps", dynamic.carry_steps,
-             "0 or more")
-    _require(dynamic.refill_factor > 0, "dynamic_sampling.refill_factor", dynamic.refill_factor,
-             "above 0")
-    predictor = dynamic.predictor
-    _require(predictor.window >= 1, "dynamic_sampling.predictor.window", predictor.window,
-             "at least 1")
-    _require(0 < predictor.gamma <= 1, "dynamic_sampling.predictor.gamma", predictor.gamma,
-             "in (0, 1]")
+    predictor = cfg.dynamic_sampling.predictor
     _require(1 <= predictor.multiplier <= predictor.max_multiplier,
              "dynamic_sampling.predictor.multiplier", predictor.multiplier,
              f"from 1 to max_multiplier = {predictor.max_multiplier}")
-    _require(cfg.scoring.workers >= 1, "scoring.workers", cfg.scoring.workers, "at least 1")
-    _require(cfg.scoring.timeout > 0, "scoring.timeout", cfg.scoring.timeout, "above 0 seconds")
+    _require(cfg.overlong.cache <= cfg.rollout.max_new_tokens, "overlong.cache",
+             cfg.overlong.cache, f"at most rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
 
 
 def _check_ladder(sizes: tuple, name: str) -> None:
@@ -128,10 +142,6 @@ def _check_ladder(sizes: tuple, name: str) -> None:
 
 
 def _check_phase(phase: config.Phase, name: str, cfg: config.Config) -> None:
-    for field in ("steps", "epochs"):
-        _require(getattr(phase, field) >= 0, f"{name}.{field}", getattr(phase, field), "0 or more")
-    for field in ("prompts_per_step", "samples_per_prompt", "updates_per_step", "microbatch_slots"):
-        _require(getattr(phase, field) >= 1, f"{name}.{field}", getattr(phase, field), "at least 1")
     if phase.prompts_per_step % phase.updates_per_step:
         raise config.ConfigError(
             f"config.{name}.prompts_per_step = {phase.prompts_per_step} groups cannot be split "
@@ -144,8 +154,6 @@ def _check_phase(phase: config.Phase, name: str, cfg: config.Config) -> None:
         _require(phase.completion_buckets[-1] >= cfg.rollout.max_new_tokens,
                  f"{name}.completion_buckets", phase.completion_buckets,
                  f"large enough for rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
-    optimizer = phase.optimizer
-    _require(optimizer.learning_rate > 0, f"{name}.optimizer.learning_rate",
-             optimizer.learning_rate, "above 0")
-    _require(optimizer.warmup_updates >= 0, f"{name}.optimizer.warmup_updates",
-             optimizer.warmup_updates, "0 or more")
+    for field in ("b1", "b2"):
+        value = getattr(phase.optimizer, field)
+        _require(0 <= value < 1, f"{name}.optimizer.{field}", value, "in [0, 1)")

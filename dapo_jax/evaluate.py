@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import json
 import math
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -118,6 +119,20 @@ def majority(correct: Sequence[bool], answers: Sequence[str]) -> bool:
     return bool(correct[answers.index(winner)])
 
 
+def _checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
+    """Step and parameters of the checkpoint of step `wanted`, or of the newest (-1)."""
+    nothing = config.ConfigError(f"--workdir={workdir} holds no complete checkpoint")
+    if not (pathlib.Path(workdir) / "checkpoints").is_dir():  # opening it would make it
+        raise nothing
+    manager = checkpoint.open_manager(workdir, keep=parts.cfg.checkpoint.keep)
+    step = checkpoint.latest(manager) if wanted < 0 else wanted
+    if step is None:
+        raise nothing
+    state = checkpoint.restore(manager, setup.like_state(parts, step), step=step)
+    checkpoint.close(manager)
+    return step, state.train.params
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     cfg, flags = command_line.parse(
@@ -125,15 +140,9 @@ def main(arguments: Sequence[str]) -> int:
             "workdir": command_line.Flag(None, "directory of the run"),
             "checkpoint": command_line.Flag(-1, "step; -1: the newest")})
     parts = setup.prepare(cfg)
-    manager = checkpoint.open_manager(flags["workdir"], keep=cfg.checkpoint.keep)
-    wanted = flags["checkpoint"]
-    step = checkpoint.latest(manager) if wanted < 0 else wanted
-    if step is None:
-        raise config.ConfigError(f"--workdir={flags['workdir']} holds no complete checkpoint")
-    state = checkpoint.restore(manager, setup.like_state(parts, step), step=step)
+    step, params = _checkpointed(parts, flags["workdir"], wanted=flags["checkpoint"])
     with pools.open(parts.reward, cfg.scoring) as pool:
-        evaluator = compile_evaluator(parts, pool)
-        outcome = evaluate(evaluator, state.train.params, step=step)
+        outcome = evaluate(compile_evaluator(parts, pool), params, step=step)
     print(json.dumps({"step": step, "prompts": len(parts.eval_table), **outcome.metrics}))
     return command_line.DONE
 

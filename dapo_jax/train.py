@@ -106,7 +106,11 @@ def _claim(workdir: str, cfg: config.Config) -> None:
     steps_free = cfg.rl.optimizer.schedule == "constant"
     values = config.to_json(cfg)
     checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
-    checkpoint.write_config(workdir, values | {"_environment": _environment()})
+    try:
+        checkpoint.write_config(workdir, values | {"_environment": _environment()})
+    except OSError as error:
+        raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
+                                 "a directory of yours, or a new name?") from error
 
 
 def _environment() -> dict[str, str]:

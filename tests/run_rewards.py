@@ -29,3 +29,8 @@ def fails(text, record):
     if text[:1] in tuple("0123"):
         raise ZeroDivisionError("on purpose")
     return float("nan") if text[:1] in tuple("45") else odd(text, record)
+
+
+def sevens(text, record):
+    """The share of sevens among four characters."""
+    return text.count("7") / 4

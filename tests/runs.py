@@ -13,6 +13,7 @@ from dapo_jax.learner import optim, update
 from dapo_jax.rollout import engine
 from dapo_jax.runtime import checkpoint
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE = ("time/", "tokens_per_second/", "compiles")  # may differ between equal runs
 RL_ONLY = {"sft.steps": 0}
 

@@ -11,7 +11,7 @@ import pytest
 import runs
 from conftest import ROOT
 
-from dapo_jax import command_line, config
+from dapo_jax import command_line, config, evaluate
 from dapo_jax.runtime import checkpoint, metrics, samples_log
 
 PATIENCE = 180  # seconds for one process
@@ -64,7 +64,7 @@ def _finish(workdir):
     assert process.returncode == command_line.DONE, errors
 
 
-# -------------------------------------------------------------------------------------------- SIGKILL
+# ------------------------------------------------------------------------------------------ SIGKILL
 
 
 def test_two_kills_change_nothing(tmp_path, whole):
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_was_not_completed_is_not_the_latest(tmp_path, whole, 
     runs.assert_same_run(tmp_path, whole)
 
 
-# ------------------------------------------------------------------------- signals and second starts
+# ------------------------------------------------------------------------ signals and second starts
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -152,9 +152,7 @@ def test_a_signal_ends_the_run_after_its_step(tmp_path, whole, caplog, number, s
     runs.assert_same_run(tmp_path, whole)
 
 
-def test_a_signal_during_the_first_compile_saves_too(tmp_path, whole, monkeypatch):
-    from dapo_jax import evaluate
-
+def test_a_signal_during_the_first_compile_saves_too(tmp_path, whole):
     compile_evaluator = evaluate.compile_evaluator
 
     def interrupted(*arguments):
@@ -168,7 +166,7 @@ def test_a_signal_during_the_first_compile_saves_too(tmp_path, whole, monkeypatc
     runs.assert_same_run(tmp_path, whole)
 
 
-def test_a_finished_run_started_again_does_nothing(tmp_path, whole):
+def test_a_finished_run_started_again_does_nothing(whole):
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert runs.run(whole) == command_line.DONE
     after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}

@@ -1,0 +1,96 @@
+"""Held-out figures: the estimators, and that they depend on the parameters alone."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import runs
+
+from dapo_jax import command_line, evaluate, setup
+from dapo_jax.envs import pool as pools
+
+LEVELS = {"task.levels": ((1, 1.0), (2, 1.0)), "prompts.buckets": (4, 6)}
+
+
+@pytest.mark.parametrize("samples, correct", [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (6, 6)])
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(samples, correct):
+    right = [i < correct for i in range(samples)]
+    for k in range(1, samples + 1):
+        draws = list(itertools.combinations(right, k))
+        share = sum(any(draw) for draw in draws) / len(draws)
+        assert evaluate.pass_at_k(samples, correct, k) == pytest.approx(share, abs=1e-12)
+
+
+@pytest.mark.parametrize("answers, correct, wanted", [
+    ("a", "1", True), ("aab", "110", True), ("aab", "001", False), ("abb", "100", False),
+    ("ab", "10", True), ("ab", "01", False), ("abcb", "0101", True)])
+def test_the_majority_is_the_most_frequent_answer_and_the_first_of_equals(answers, correct, wanted):
+    assert evaluate.majority([c == "1" for c in correct], list(answers)) is wanted
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The work directory of a short run on two levels."""
+    workdir = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        runs.reuse_programs(patch)
+        assert runs.run(workdir, LEVELS | {"rl.steps": 1}) == command_line.DONE
+    return workdir
+
+
+def _outcomes(changes, times=1):
+    """Outcomes of evaluating the untrained parameters."""
+    parts = setup.prepare(runs.configure(LEVELS | changes))
+    params = setup.initial_params(parts)
+    with pools.open(parts.reward, parts.cfg.scoring) as pool:
+        evaluator = evaluate.compile_evaluator(parts, pool)
+        return [evaluate.evaluate(evaluator, params, step=step) for step in range(times)]
+
+
+def test_an_evaluation_repeats_exactly_and_depends_on_no_shape(monkeypatch):
+    runs.reuse_programs(monkeypatch)
+    first, second = _outcomes({}, times=2)
+    (other,) = _outcomes({"rollout.slots": (3,), "mesh.data": 1})
+    texts = [[row["completion"] for row in one.rows] for one in (first, second, other)]
+    assert texts[0] == texts[1] == texts[2]
+    assert first.metrics == second.metrics == other.metrics
+    assert len(set(texts[0])) > 6
+
+
+def test_the_figures_follow_from_the_rows(trained):
+    path = trained / "samples" / "eval_000005.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    line = runs.lines(trained)[-1]
+    sampled = [row for row in rows if row["round"] == 1]
+    greedy = [row for row in rows if row["round"] == 2]
+    assert (len(sampled), len(greedy)) == (24, 6)
+    assert {row["kept"] for row in rows} == {None}
+    assert line["eval/avg@4"] == pytest.approx(np.mean([row["reward"] for row in sampled]))
+    assert line["eval/greedy"] == pytest.approx(np.mean([row["reward"] for row in greedy]))
+    assert line["eval/length"] == pytest.approx(np.mean([row["length"] for row in sampled]))
+    assert line["eval/truncated"] == pytest.approx(np.mean([not row["stopped"] for row in sampled]))
+    levels = {row["level"] for row in rows}
+    assert len(levels) == 2
+    for level in levels:
+        mean = np.mean([row["reward"] for row in sampled if row["level"] == level])
+        assert line[f"eval/level_{level}"] == pytest.approx(mean)
+    solved = [any(row["reward"] for row in sampled if row["prompt_id"] == prompt)
+              for prompt in range(6)]
+    assert line["eval/pass@4"] == pytest.approx(np.mean(solved))
+    assert line["eval/pass@1"] == pytest.approx(line["eval/avg@4"])
+    assert line["eval/pass@1"] < line["eval/pass@2"] < line["eval/pass@4"]
+
+
+def test_the_command_prints_what_the_run_measured(trained, monkeypatch, capsys):
+    runs.reuse_programs(monkeypatch)
+    monkeypatch.chdir(runs.ROOT)
+    flags = ["--config=tests/tiny_config.py", f"--workdir={trained}", "--config.rl.steps=1",
+             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(4,6)"]
+    for wanted, more in ((5, []), (4, ["--checkpoint=4"])):
+        assert evaluate.main(flags + more) == command_line.DONE
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed.pop("step"), printed.pop("prompts")) == (wanted, 6)
+        line = next(line for line in runs.lines(trained) if line["step"] == wanted)
+        assert printed == {name: value for name, value in line.items()
+                           if name.startswith("eval/")}
