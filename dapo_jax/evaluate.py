@@ -104,7 +104,8 @@ def _by_level(correct: np.ndarray, table: types.PromptTable) -> dict[str, list[f
 
 
 def _powers(count: int) -> list[int]:
-    return sorted({2**i for i in range(int(math.log2(count)) + 1)} | {count})
+    """2, 4, 8, ... and the count itself; pass@1 is avg@k."""
+    return sorted({2**i for i in range(1, int(math.log2(count)) + 1)} | {count})
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -214,6 +214,12 @@ def update_settings(parts: Parts, phase: Phase) -> update.Settings:
                            parts.cfg.model.head_chunk)
 
 
+def parameter_count(spec: specs.ModelSpec) -> int:
+    """Numbers that are trained."""
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
 def initial_params(parts: Parts) -> types.Tree:
     """Random or loaded parameters, made straight into their shards."""
     shardings = mesh_lib.param_shardings(parts.mesh, parts.spec)

@@ -67,7 +67,7 @@ def train(cfg: config.Config, workdir: str) -> int:
     """Run or continue `cfg` in `workdir`; returns the exit status."""
     metrics.count_compiles()
     parts = setup.prepare(cfg)
-    _log_left_out(parts)
+    _log_start(parts)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(pools.open(parts.reward, cfg.scoring))
         pools.ready(pool)
@@ -95,7 +95,10 @@ def train(cfg: config.Config, workdir: str) -> int:
     return 128 + signals[0]
 
 
-def _log_left_out(parts: setup.Parts) -> None:
+def _log_start(parts: setup.Parts) -> None:
+    LOG.info("%.2f million parameters in %s; %d prompts to train on, %d held out; compiling",
+             setup.parameter_count(parts.spec) / 1e6, parts.spec.compute_dtype,
+             len(parts.train_table), len(parts.eval_table))
     left_out = [f"{count} {name}" for name, count in parts.counts.items() if count]
     if left_out:
         LOG.warning("records left out: %s", ", ".join(left_out))
@@ -154,6 +157,7 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
         if _over(phase, state):
             continue
         if int(state.step) == phase.first_step - 1 and phase.first_step > 1:
+            LOG.info("compiling the %s phase", phase.name)
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
         state = _steps(run, compile_phase(run, phase), state)

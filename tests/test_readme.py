@@ -69,8 +69,8 @@ def test_commands_on_the_default_run_work(tmp_path):
 @pytest.mark.slow
 def test_commands_on_real_weights_work(tmp_path, smollm2):
     problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(
-        json.dumps({"prompt": f"1 + 1 = 2\n{i} + 3 = ", "answer": i + 3}) + "\n" for i in range(40)))
+    rows = ({"prompt": f"1 + 1 = 2\n{i} + 3 = ", "answer": i + 3} for i in range(40))
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = of("train", real=True)
     assert len(found) == 2
     for arguments in found:

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from dapo_jax import types
 from dapo_jax.learner import advantages, algorithms, packing, update, weights
 
@@ -13,7 +11,7 @@ class Work:
     """One optimizer update, packed."""
 
     batches: list[types.TrainBatch]
-    tokens: int  # that carry weight
+    tokens: int  # of its completions, also of those masked out of the loss
 
 
 def prepare(
@@ -38,7 +36,7 @@ def prepare(
         batches = packing.pack(samples.take(rows), prompts=table, advantages=advantage[rows],
                                weights=weight, fresh=fresh, shape=shape)
         if batches:
-            work.append(Work(batches, int(np.count_nonzero(weight))))
+            work.append(Work(batches, int(samples.length[rows].sum())))
     return work
 
 

@@ -219,7 +219,7 @@ def close_progress(progress: Progress) -> None:
 
 def progress_line(line: Mapping[str, Any], *, total: int, accuracy: float | None,
                   seconds: float) -> str:
-    """Step, phase, reward (SFT: loss), held-out accuracy, seconds per step and time left, in one line."""
+    """Step, phase, reward (SFT: loss), held-out accuracy, time per step and left, in one line."""
     step = int(line["step"])
     parts = [f"step {step}/{total}" if total else f"step {step}", str(line.get("phase", ""))]
     if line.get("reward/mean") is not None:
