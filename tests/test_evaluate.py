@@ -78,8 +78,7 @@ def test_the_figures_follow_from_the_rows(trained):
     solved = [any(row["reward"] for row in sampled if row["prompt_id"] == prompt)
               for prompt in range(6)]
     assert line["eval/pass@4"] == pytest.approx(np.mean(solved))
-    assert line["eval/pass@1"] == pytest.approx(line["eval/avg@4"])
-    assert line["eval/pass@1"] < line["eval/pass@2"] < line["eval/pass@4"]
+    assert line["eval/avg@4"] < line["eval/pass@2"] < line["eval/pass@4"]
 
 
 def test_the_command_prints_what_the_run_measured(trained, monkeypatch, capsys):

@@ -219,7 +219,7 @@ def test_every_line_has_its_names(usual):
         "mismatch": "mean max", "repetition": "mean share", "format": "valid stopped",
         "buffer": "groups age", "invalid": "reward_error reward_timeout",
         "time": "rollout reward", "tokens_per_second": "rollout"}.items() for tail in tails.split()}
-    evaluated = {"eval/avg@4", "eval/maj@4", "eval/pass@1", "eval/pass@2", "eval/pass@4",
+    evaluated = {"eval/avg@4", "eval/maj@4", "eval/pass@2", "eval/pass@4",
                  "eval/greedy", "eval/level_1", "time/eval"}
     lines = runs.lines(usual)
     assert [line["step"] for line in lines] == list(range(11))
