@@ -107,6 +107,9 @@ def assert_same_state(first, second):
 
 def assert_same_run(first, second):
     """Metrics, samples and final state of two work directories, bit for bit."""
-    assert exact(first) == exact(second)
+    for one, other in zip(exact(first), exact(second), strict=True):
+        assert one == other, [f"{name}: {one.get(name)} and {other.get(name)}"
+                              for name in one.keys() | other.keys()
+                              if one.get(name) != other.get(name)]
     assert sample_files(first) == sample_files(second)
     assert_same_state(state(first), state(second))
