@@ -166,7 +166,8 @@ def test_a_signal_during_the_first_compile_saves_too(tmp_path, whole):
     runs.assert_same_run(tmp_path, whole)
 
 
-def test_a_finished_run_started_again_does_nothing(whole):
+def test_a_finished_run_started_again_compiles_and_writes_nothing(whole, monkeypatch):
+    monkeypatch.setattr(evaluate, "compile_evaluator", None)
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert runs.run(whole) == command_line.DONE
     after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
