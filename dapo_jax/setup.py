@@ -19,6 +19,8 @@ from dapo_jax.models import gguf, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.text import chat as chats
+from dapo_jax.text import load
 from dapo_jax.text import tokenizer as tokenizers
 
 # What each derived key is for; never reorder.
@@ -52,6 +54,7 @@ class Parts:
     weights: gguf.File | None  # None: random
     tokenizer: tokenizers.Tokenizer
     stop_ids: tuple[int, ...]
+    stop_texts: tuple[str, ...]  # found after generating
     reward: str  # module:function
     train_table: types.PromptTable
     eval_table: types.PromptTable
@@ -69,20 +72,25 @@ def prepare(cfg: config.Config) -> Parts:
     """Read data and model headers and check them against the configuration."""
     weights = gguf.open(gguf.find(cfg.model)) if cfg.model.source == "gguf" else None
     mesh = mesh_lib.make(cfg.mesh)
-    tokenizer = tokenizers.build(cfg.tokenizer, weights.metadata if weights else None)
+    tokenizer = load.tokenizer(
+        cfg.tokenizer, metadata=weights.metadata if isinstance(weights, gguf.File) else None,
+        model_folder=cfg.model.path if cfg.model.source == "folder" else "")
     spec = _spec(cfg, weights, tokenizer)
-    stop_ids = tuple(dict.fromkeys(
-        (*tokenizers.single_ids(tokenizer, cfg.rollout.stop), *tokenizer.stop_ids)))
+    tokenizer = tokenizers.padded(tokenizer, spec.vocab)
+    single, stop_texts = tokenizers.stops(tokenizer, cfg.rollout.stop)
+    stop_ids = tuple(dict.fromkeys((*single, *tokenizer.stop_ids)))
+    chat = chats.configured(cfg.tokenizer, tokenizer)
     tables, counts = {}, {}
     for split in ("train", "eval"):
         records, left_out = sources.load(cfg, split)
+        records = prompts.in_chat(records, chat, wrap=cfg.task.chat)
         tables[split], more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_ids[0])
         counts |= {f"{split}: {name}": count for name, count in (left_out | more).items()}
     _check_context(cfg, tables)
     phases = _phases(cfg, tables["train"], mesh)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
     base.resolve_reward(reward)
-    return Parts(cfg, spec, weights, tokenizer, stop_ids, reward, tables["train"],
+    return Parts(cfg, spec, weights, tokenizer, stop_ids, stop_texts, reward, tables["train"],
                  tables["eval"], counts, mesh, phases)
 
 
