@@ -31,8 +31,11 @@ def section(record: type, **changes: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    source: str = option("scratch", "where weights come from", ("scratch", "gguf"))
-    path: str = option("", "gguf: the file")
+    source: str = option("scratch", "where weights come from: random in the shape of the numbers "
+                         "below, random in the shape of a known model, a Hugging Face folder of "
+                         "safetensors, a GGUF file", ("scratch", "preset", "folder", "gguf"))
+    path: str = option("", "folder: the folder; gguf: the file")
+    preset: str = option("", "preset: whose shape, such as qwen2.5-0.5b (models/presets.py)")
     package: str = option("", "gguf: an installed package that carries one .gguf file, if no path")
     layers: int = option(3, "scratch: blocks")
     d_model: int = option(96, "scratch: width")
@@ -43,6 +46,8 @@ class Model:
     rope_base: float = option(10000.0, "scratch: base of the rotary positions")
     norm_eps: float = option(1e-5, "scratch: epsilon of RMSNorm")
     tied: bool = option(True, "scratch: the head is the embedding")
+    param_dtype: str = option("float32", "parameters; bfloat16 halves their memory, but loses "
+                              "optimizer steps below 1/512 of a value", ("float32", "bfloat16"))
     compute_dtype: str = option("auto", "activations and products; auto: bfloat16 on TPU and GPU, "
                                 "float32 on CPU", ("auto", "float32", "bfloat16"))
     remat: bool = option(False, "recompute blocks in the backward pass")
@@ -71,7 +76,7 @@ class Task:
                             "rows")
     prompt_field: str = option("prompt", "jsonl: field of the prompt, a text or chat messages")
     answer_field: str = option("answer", "jsonl: field of the right answer")
-    template: str = option("{prompt}", "text around each prompt, or around its last message")
+    template: str = option("{prompt}", "text around each prompt, or around the user's last message")
     chat: bool = option(False, "give prompts that are texts to the chat template, as the user's "
                         "message; messages always are")
     reward: str = option("", "module:function(text, record); empty: the task's own")

@@ -3,7 +3,9 @@ first compile."""
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Mapping
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +17,10 @@ from dapo_jax.data import prompts, sources
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import base
 from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import gguf, transformer
+from dapo_jax.models import gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
+from dapo_jax.runtime import loading
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import chat as chats
 from dapo_jax.text import load
@@ -51,7 +54,7 @@ class Parts:
 
     cfg: config.Config
     spec: specs.ModelSpec
-    weights: gguf.File | None  # None: random
+    weights: gguf.File | hf.Folder | None  # None: random
     tokenizer: tokenizers.Tokenizer
     stop_ids: tuple[int, ...]
     stop_texts: tuple[str, ...]  # found after generating
@@ -70,7 +73,7 @@ class Parts:
 
 def prepare(cfg: config.Config) -> Parts:
     """Read data and model headers and check them against the configuration."""
-    weights = gguf.open(gguf.find(cfg.model)) if cfg.model.source == "gguf" else None
+    weights = _open_weights(cfg.model)
     mesh = mesh_lib.make(cfg.mesh)
     tokenizer = load.tokenizer(
         cfg.tokenizer, metadata=weights.metadata if isinstance(weights, gguf.File) else None,
@@ -94,20 +97,36 @@ def prepare(cfg: config.Config) -> Parts:
                  tables["eval"], counts, mesh, phases)
 
 
+def _open_weights(model: config.Model) -> gguf.File | hf.Folder | None:
+    if model.source == "gguf":
+        return gguf.open(gguf.find(model))
+    return hf.open(pathlib.Path(model.path)) if model.source == "folder" else None
+
+
 def _spec(
-    cfg: config.Config, weights: gguf.File | None, tokenizer: tokenizers.Tokenizer
+    cfg: config.Config, weights: gguf.File | hf.Folder | None, tokenizer: tokenizers.Tokenizer
 ) -> specs.ModelSpec:
-    dtype = cfg.model.compute_dtype
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    if weights is None:
-        return specs.from_scratch(cfg.model, tokenizer.vocab_size, dtype)
-    spec = gguf.spec(weights, compute_dtype=dtype, remat=cfg.model.remat)
+    model = cfg.model
+    compute = model.compute_dtype
+    if compute == "auto":
+        compute = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat}
+    if model.source == "scratch":
+        return specs.from_scratch(model, tokenizer.vocab_size, **chosen)
+    if model.source == "preset":
+        spec, name = presets.spec(model.preset, **chosen), model.preset
+    else:
+        spec, name = _format(weights).spec(weights, **chosen), weights.path
     if tokenizer.vocab_size > spec.vocab:
         raise config.ConfigError(
-            f"config.tokenizer has {tokenizer.vocab_size} tokens, the model {weights.path} only "
-            f"{spec.vocab}; set config.tokenizer.kind to gguf")
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the embedding of {name} only "
+            f"{spec.vocab}; set config.tokenizer to the model's own")
     return spec
+
+
+def _format(weights: gguf.File | hf.Folder) -> ModuleType:
+    """The module that reads weights of this kind."""
+    return gguf if isinstance(weights, gguf.File) else hf
 
 
 def _check_context(cfg: config.Config, tables: Mapping[str, types.PromptTable]) -> None:
@@ -228,7 +247,9 @@ def initial_params(parts: Parts) -> types.Tree:
     if parts.weights is None:
         make = jax.jit(lambda root: transformer.init(parts.spec, root), out_shardings=shardings)
         return make(key(parts, PARAMETERS))
-    return mesh_lib.put(gguf.params(parts.weights, parts.spec), shardings)
+    shapes = jax.eval_shape(lambda: transformer.init(parts.spec, jax.random.key(0)))
+    return loading.fill(mesh_lib.structs(shapes, shardings),
+                        _format(parts.weights).pieces(parts.weights, parts.spec))
 
 
 def initial_state(parts: Parts) -> types.RunState:
