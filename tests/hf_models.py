@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 WINDOW = 5
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,

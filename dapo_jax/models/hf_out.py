@@ -6,14 +6,13 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from dapo_jax.models import families, hf, safetensors_file
 from dapo_jax.models.spec import ModelSpec
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16),
-          "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+          "bfloat16": safetensors_file.BFLOAT16}
 LARGEST = 4 * 2 ** 30  # bytes of a file, as others write them
 
 

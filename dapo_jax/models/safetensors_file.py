@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 import ml_dtypes
 import numpy as np
 
-NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16",
-         np.dtype(ml_dtypes.bfloat16): "BF16"}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", BFLOAT16: "BF16"}
 
 
 def write(
