@@ -29,7 +29,7 @@ LLAMA3 = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant<|im_end|>\\n\\n' }}{% endif %}"""
 GEMMA = """{{ bos_token }}{% for message in messages %}
-{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{ raise_exception('roles must alternate: user, assistant, ...') }}
 {% endif %}
 {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}

@@ -49,13 +49,14 @@ def test_a_run_is_prepared_with_chats_stops_and_a_vocabulary_as_large_as_the_mod
              for n in range(6)]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     parts = setup.prepare(config.Config(
+        model=config.Model(source="preset", preset="qwen2.5-0.5b"),
         tokenizer=config.Tokenizer(kind="folder", path=path),
         task=config.Task(name="jsonl", train_path=str(tmp_path / "data.jsonl"), chat=True),
         rollout=config.Rollout(stop=("<|im_end|>", "\t", " is a"), max_new_tokens=16),
         prompts=config.PromptLimits(buckets=(32,)), eval=config.Evaluation(prompts=2),
         rl=config.Phase(steps=1, prompts_per_step=2)))
     kind, table = parts.tokenizer, parts.train_table
-    assert kind.vocab_size == parts.spec.vocab
+    assert kind.vocab_size == parts.spec.vocab > 150_000
     assert parts.stop_ids == (4, kind.spelled.index(b"\t"), 2)
     assert parts.stop_texts == ("\t", " is a")
     for tokens, record in zip(table.tokens, table.records):

@@ -147,13 +147,13 @@ def test_held_out_rows_are_never_trained_on_and_do_not_move_with_the_order(write
 def test_prompts_may_hold_messages_the_users_last_of_which_gets_the_template(write):
     talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    lines = [json.dumps({"chat": [*talk[:-1], {**talk[-1], "content": str(n)}], "answer": n})
-             for n in range(9)]
+    lines = [json.dumps({"chat": [*talk[:-1], {**talk[-1], "content": str(n)}, talk[2]],
+                         "answer": n}) for n in range(9)]
     cfg = settings(write("\n".join(lines)), prompt_field="chat")
     train, held_out = prompts(cfg, "train"), prompts(cfg, "eval")
     assert (len(train), len(held_out)) == (5, 4)
     assert sorted(p[3]["content"] for p in train + held_out) == [f"Q{n}" for n in range(9)]
-    assert all(p[:3] == talk[:3] for p in train + held_out)
+    assert all(p[:3] == talk[:3] and p[4:] == talk[2:3] for p in train + held_out)
 
 
 def test_the_training_limit_does_not_change_what_is_held_out(write):
