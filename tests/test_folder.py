@@ -181,6 +181,13 @@ def test_ends_of_all_files_stop_a_completion_the_tokenizers_own_first(tmp_path):
     assert folder.from_folder(str(path)).stop_ids == (4, 2, 3)
 
 
+def test_an_end_token_outside_the_vocabulary_is_refused(tmp_path):
+    path = vocabularies.folder(tmp_path, "bytes")
+    (path / "generation_config.json").write_text('{"eos_token_id": [2, 900]}')
+    with pytest.raises(config.ConfigError, match="end token 900 of generation_config.json"):
+        folder.from_folder(str(path))
+
+
 def test_a_folder_without_an_end_token_is_refused(tmp_path):
     path = vocabularies.folder(tmp_path, "bytes", eos_token=None)
     with pytest.raises(config.ConfigError, match="eos_token_id in generation_config.json"):

@@ -6,7 +6,7 @@ import vocabularies
 from vocabularies import TRICKY, byte_letters, metadata
 
 from dapo_jax import config
-from dapo_jax.text import gguf_vocabulary, pieces
+from dapo_jax.text import folder, gguf_vocabulary, pieces
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -213,6 +213,29 @@ def test_text_after_a_special_token_gets_the_space_that_begins_a_sequence():
     assert kind.encode("Hello", start=False) != hello
     spaceless = gguf_vocabulary.from_gguf(scored(add_space_prefix=False))
     assert spaceless.encode("Hello") == [1, *kind.encode("Hello", start=False)]
+
+
+# ------------------------------------------------------------------------------- files for others
+
+
+@pytest.mark.parametrize("make", [
+    lambda: metadata("smollm"), lambda: metadata("llama-bpe"), lambda: metadata("qwen2"),
+    lambda: scored()])
+def test_files_of_a_folder_make_the_same_tokenizer_here_and_in_transformers(tmp_path, make):
+    transformers = pytest.importorskip("transformers")
+    given = make() | {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    for name, content in gguf_vocabulary.files(given).items():
+        (tmp_path / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    first, again = gguf_vocabulary.from_gguf(given), folder.from_folder(str(tmp_path))
+    assert (again.bos_id, again.adds_bos) == (first.bos_id, first.adds_bos)
+    assert again.stop_ids[0] == first.stop_ids[0] and again.spelled == first.spelled
+    assert again.specials == first.specials and again.chat_template == first.chat_template
+    for text in (*TRICKY, "a<|im_end|>b"):
+        assert again.encode(text) == first.encode(text)
+        # transformers puts no space before one that is there, and a BOS before one that is.
+        if not text.startswith((" ", first.specials["bos_token"])):
+            assert again.encode(text) == theirs(text)["input_ids"]
 
 
 # ----------------------------------------------------------------------------------- refusals

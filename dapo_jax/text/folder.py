@@ -21,13 +21,17 @@ def from_folder(path: str) -> tokenizer.Tokenizer:
     config.json. ConfigError names the file at fault.
     """
     settings = _json(path, "tokenizer_config.json")
-    names = _specials(path, settings)
-    if os.path.isfile(os.path.join(path, "tokenizer.json")):
-        return _from_json(path, settings, names)
-    if os.path.isfile(os.path.join(path, "tokenizer.model")):
-        return _from_model(path, settings, names)
-    raise config.ConfigError(f"{path} holds neither tokenizer.json nor tokenizer.model: name a "
-                             "folder that does in config.tokenizer.path")
+    makers = {"tokenizer.json": _from_json, "tokenizer.model": _from_model}
+    there = [name for name in makers if os.path.isfile(os.path.join(path, name))]
+    if not there:
+        raise config.ConfigError(f"{path} holds neither tokenizer.json nor tokenizer.model: name a "
+                                 "folder that does in config.tokenizer.path")
+    made = makers[there[0]](path, settings, _specials(path, settings))
+    outside = [i for i in made.stop_ids if not 0 <= i < made.vocab_size]
+    if outside:
+        raise config.ConfigError(f"{path}: the end token {outside[0]} of generation_config.json or "
+                                 f"config.json is none of the {made.vocab_size} tokens")
+    return made
 
 
 def _from_json(path: str, settings: Mapping[str, Any], names: dict[str, str]

@@ -1,11 +1,12 @@
 """The tokenizer in a GGUF file's metadata: byte-level merges, or sentencepiece's scores."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from dapo_jax import config
 from dapo_jax.text import fast, pieces, tokenizer
@@ -56,17 +57,45 @@ def from_gguf(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
 
     ConfigError: a kind of vocabulary that is not supported, or a missing key.
     """
+    if _required(metadata, "model") == "llama":  # as in llama.cpp, text after a special token gets
+        return pieces.from_model(                # the leading space, too
+            _scored(metadata), where="the GGUF file", space_after_specials=True,
+            **_sequence(metadata, adds_bos=True))
+    family = _family(metadata)
+    return fast.from_engine(_engine(metadata, family), where="the GGUF file",
+                            **_sequence(metadata, adds_bos=family.adds_bos))
+
+
+def files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """The same tokenizer as files of a Hugging Face folder: name -> content."""
+    if _required(metadata, "model") == "llama":
+        sequence = _sequence(metadata, adds_bos=True)
+        settings = {"tokenizer_class": "LlamaTokenizer", "legacy": True,
+                    "add_bos_token": sequence["adds_bos"]}
+        vocabulary = {"tokenizer.model": _scored(metadata).SerializeToString()}
+    else:
+        family = _family(metadata)
+        sequence = _sequence(metadata, adds_bos=family.adds_bos)
+        engine = _engine(metadata, family)
+        if sequence["adds_bos"]:
+            bos = sequence["specials"]["bos_token"]
+            engine.post_processor = processors.TemplateProcessing(
+                single=f"{bos} $A", special_tokens=[(bos, sequence["bos_id"])])
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        vocabulary = {"tokenizer.json": engine.to_str(pretty=True).encode("utf-8")}
+    template = sequence["chat_template"]
+    settings |= sequence["specials"] | ({"chat_template": template} if template else {})
+    return vocabulary | {"tokenizer_config.json": json.dumps(
+        settings, ensure_ascii=False, indent=2).encode("utf-8")}
+
+
+def _family(metadata: Mapping[str, Any]) -> _Family:
     model, pre = _required(metadata, "model"), metadata.get("tokenizer.ggml.pre", "default")
-    if model == "llama":
-        return _from_scores(metadata)
     if model != "gpt2" or pre not in _FAMILIES:
         raise config.ConfigError(
             f"the GGUF file's vocabulary is of the kind model={model!r}, pre={pre!r}; supported "
             f"are model='llama', and model='gpt2' with pre one of {sorted(_FAMILIES)}")
-    family = _FAMILIES[pre]
-    engine = _engine(metadata, family, list(_required(metadata, "tokens")))
-    return fast.from_engine(engine, where="the GGUF file",
-                            **_sequence(metadata, adds_bos=family.adds_bos))
+    return _FAMILIES[pre]
 
 
 def _sequence(metadata: Mapping[str, Any], *, adds_bos: bool) -> dict[str, Any]:
@@ -94,8 +123,8 @@ def _stop_ids(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[int, 
                                 *(int(i) for i in named if i is not None), *ends.values())))
 
 
-def _engine(metadata: Mapping[str, Any], family: _Family,
-            vocabulary: Sequence[str]) -> tokenizers.Tokenizer:
+def _engine(metadata: Mapping[str, Any], family: _Family) -> tokenizers.Tokenizer:
+    vocabulary = _required(metadata, "tokens")
     engine = tokenizers.Tokenizer(models.BPE(
         vocab={token: i for i, token in enumerate(vocabulary)},
         merges=[tuple(merge.split(" ", 1)) for merge in _required(metadata, "merges")],
@@ -112,20 +141,15 @@ def _engine(metadata: Mapping[str, Any], family: _Family,
     return engine
 
 
-def _from_scores(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
-    """A vocabulary of sentencepiece, whose model is put together again from the file's parts.
-
-    As in llama.cpp, text after a special token gets the leading space, too.
-    """
+def _scored(metadata: Mapping[str, Any]) -> pieces.proto.ModelProto:
+    """The model of a sentencepiece vocabulary, put together again from the file's parts."""
     tokens = _required(metadata, "tokens")
     scores = _required(metadata, "scores")
     if len(scores) != len(tokens):
         raise config.ConfigError(f"the GGUF file has {len(tokens)} tokenizer.ggml.tokens but "
                                  f"{len(scores)} tokenizer.ggml.scores")
-    model = pieces.model(tokens, scores, _kinds(metadata, tokens),
-                         leading_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
-    return pieces.from_model(model, where="the GGUF file", space_after_specials=True,
-                             **_sequence(metadata, adds_bos=True))
+    return pieces.model(tokens, scores, _kinds(metadata, tokens),
+                        leading_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
 
 
 def _kinds(metadata: Mapping[str, Any], vocabulary: Sequence[str]) -> Sequence[int]:

@@ -24,10 +24,10 @@ def letters(token: str) -> bytes:
     return token.encode("utf-8")
 
 
-def piece(token: str, *, space: str = SPACE) -> bytes:
+def piece(token: str) -> bytes:
     """Sentencepiece-like vocabularies: a mark for the space, `<0x0A>` for a byte."""
     byte = _BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace(space, " ").encode("utf-8")
+    return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode("utf-8")
 
 
 def complete(spelled: Sequence[bytes]) -> bool:
