@@ -31,7 +31,7 @@ class PromptTable:
     tokens: tuple[np.ndarray, ...]  # i32[*] each
     records: tuple[Mapping[str, Any], ...]
     demonstrations: tuple[np.ndarray, ...]  # i32[*] each, ending in a stop id; () if there are none
-    demonstration_masks: tuple[np.ndarray, ...] = ()  # bool[*] each: the model's to write; () if all
+    demonstration_masks: tuple[np.ndarray, ...] = ()  # bool[*] each: what is learned; () if all is
 
     def __len__(self) -> int:
         return len(self.tokens)
