@@ -31,8 +31,11 @@ def section(record: type, **changes: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    source: str = option("scratch", "where weights come from", ("scratch", "gguf"))
-    path: str = option("", "gguf: the file")
+    source: str = option("scratch", "where weights come from: random in the shape of the numbers "
+                         "below, random in the shape of a known model, a Hugging Face folder of "
+                         "safetensors, a GGUF file", ("scratch", "preset", "folder", "gguf"))
+    path: str = option("", "folder: the folder; gguf: the file")
+    preset: str = option("", "preset: whose shape, such as qwen2.5-0.5b (models/presets.py)")
     package: str = option("", "gguf: an installed package that carries one .gguf file, if no path")
     layers: int = option(3, "scratch: blocks")
     d_model: int = option(96, "scratch: width")
@@ -43,6 +46,8 @@ class Model:
     rope_base: float = option(10000.0, "scratch: base of the rotary positions")
     norm_eps: float = option(1e-5, "scratch: epsilon of RMSNorm")
     tied: bool = option(True, "scratch: the head is the embedding")
+    param_dtype: str = option("float32", "parameters; bfloat16 halves their memory, but loses "
+                              "optimizer steps below 1/512 of a value", ("float32", "bfloat16"))
     compute_dtype: str = option("auto", "activations and products; auto: bfloat16 on TPU and GPU, "
                                 "float32 on CPU", ("auto", "float32", "bfloat16"))
     remat: bool = option(False, "recompute blocks in the backward pass")
@@ -51,8 +56,15 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    kind: str = option("characters", "", ("characters", "bytes", "gguf"))
+    kind: str = option("characters", "folder: of Hugging Face; gguf: in the model's file",
+                       ("characters", "bytes", "gguf", "folder", "sentencepiece"))
+    path: str = option("", "folder: with tokenizer.json or tokenizer.model, empty: the model's; "
+                       "sentencepiece: the .model file")
     alphabet: str = option("0123456789+-*/=() \n", "characters: one token each")
+    chat_template: str = option("", "a jinja template or the path of a .jinja file; empty: the "
+                                "one that comes with the tokenizer")
+    chat_date: str = option("", "YYYY-MM-DD, told to templates that ask for today's date; empty: "
+                            "they are told none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +74,11 @@ class Task:
     train_path: str = option("", "jsonl: the training file")
     eval_path: str = option("", "jsonl: the held-out file; empty: hold out eval.prompts training "
                             "rows")
-    prompt_field: str = option("prompt", "jsonl: field of the prompt")
+    prompt_field: str = option("prompt", "jsonl: field of the prompt, a text or chat messages")
     answer_field: str = option("answer", "jsonl: field of the right answer")
-    template: str = option("{prompt}", "text around each prompt")
+    template: str = option("{prompt}", "text around each prompt, or around the user's last message")
+    chat: bool = option(False, "give prompts that are texts to the chat template, as the user's "
+                        "message; messages always are")
     reward: str = option("", "module:function(text, record); empty: the task's own")
     bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
                               ("error", "skip"))
@@ -90,8 +104,9 @@ class Rollout:
     temperature: float = option(1.0, "inside the softmax of sampler and trainer; above 0")
     top_k: int = option(0, "keep the k likeliest tokens; 0: all")
     top_p: float = option(1.0, "keep the likeliest tokens that hold this mass; 1: all")
-    stop: tuple = option(("\n",), "texts of one token each that end a completion, besides the "
-                         "tokenizer's own end")
+    stop: tuple = option(("\n",), "texts that end a completion, besides the tokenizer's own end; "
+                         "one of several tokens is found after generating, which goes on to the "
+                         "budget")
     slots: tuple = option((8, 16, 32, 64), "numbers of prompts per generate call that are "
                           "compiled")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")

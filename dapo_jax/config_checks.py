@@ -120,6 +120,10 @@ def _check_model(model: config.Model) -> None:
     _require(model.head_size % 2 == 0, "model.head_size", model.head_size, "even")
     _require(model.source != "gguf" or bool(model.path or model.package), "model.path", model.path,
              "a .gguf file (or set config.model.package), as model.source is gguf")
+    _require(model.source != "folder" or bool(model.path), "model.path", model.path,
+             "a folder with config.json and safetensors, as model.source is folder")
+    _require(model.source != "preset" or bool(model.preset), "model.preset", model.preset,
+             "a name of models/presets.py, as model.source is preset")
 
 
 def _check_sampling(cfg: config.Config) -> None:

@@ -49,7 +49,7 @@ def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:
             slots=parts.cfg.rollout.slots[-1:], buckets=parts.cfg.prompts.buckets,
             max_context=parts.cfg.rollout.max_context)
         return collect.Source(engine, root, parts.eval_table, parts.tokenizer, pool,
-                              config.Overlong())
+                              config.Overlong(), stop_texts=parts.stop_texts)
 
     sampled = source(cfg.samples, temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p)
     return Evaluator(sampled, source(1, temperature=0.0) if cfg.greedy else None)

@@ -3,7 +3,9 @@ first compile."""
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Mapping
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,13 @@ from dapo_jax.data import prompts, sources
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import base
 from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import gguf, transformer
+from dapo_jax.models import gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
+from dapo_jax.runtime import loading
 from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.text import chat as chats
+from dapo_jax.text import load
 from dapo_jax.text import tokenizer as tokenizers
 
 # What each derived key is for; never reorder.
@@ -49,9 +54,10 @@ class Parts:
 
     cfg: config.Config
     spec: specs.ModelSpec
-    weights: gguf.File | None  # None: random
+    weights: gguf.File | hf.Folder | None  # None: random
     tokenizer: tokenizers.Tokenizer
     stop_ids: tuple[int, ...]
+    stop_texts: tuple[str, ...]  # found after generating
     reward: str  # module:function
     train_table: types.PromptTable
     eval_table: types.PromptTable
@@ -67,39 +73,60 @@ class Parts:
 
 def prepare(cfg: config.Config) -> Parts:
     """Read data and model headers and check them against the configuration."""
-    weights = gguf.open(gguf.find(cfg.model)) if cfg.model.source == "gguf" else None
+    weights = _open_weights(cfg.model)
     mesh = mesh_lib.make(cfg.mesh)
-    tokenizer = tokenizers.build(cfg.tokenizer, weights.metadata if weights else None)
+    tokenizer = load.tokenizer(
+        cfg.tokenizer, metadata=weights.metadata if isinstance(weights, gguf.File) else None,
+        model_folder=cfg.model.path if cfg.model.source == "folder" else "")
     spec = _spec(cfg, weights, tokenizer)
-    stop_ids = tuple(dict.fromkeys(
-        (*tokenizers.single_ids(tokenizer, cfg.rollout.stop), *tokenizer.stop_ids)))
+    tokenizer = tokenizers.padded(tokenizer, spec.vocab)
+    single, stop_texts = tokenizers.stops(tokenizer, cfg.rollout.stop)
+    stop_ids = tuple(dict.fromkeys((*single, *tokenizer.stop_ids)))
+    chat = chats.configured(cfg.tokenizer, tokenizer)
     tables, counts = {}, {}
     for split in ("train", "eval"):
         records, left_out = sources.load(cfg, split)
+        records = prompts.in_chat(records, chat, wrap=cfg.task.chat)
         tables[split], more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_ids[0])
         counts |= {f"{split}: {name}": count for name, count in (left_out | more).items()}
     _check_context(cfg, tables)
     phases = _phases(cfg, tables["train"], mesh)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
     base.resolve_reward(reward)
-    return Parts(cfg, spec, weights, tokenizer, stop_ids, reward, tables["train"],
+    return Parts(cfg, spec, weights, tokenizer, stop_ids, stop_texts, reward, tables["train"],
                  tables["eval"], counts, mesh, phases)
 
 
+def _open_weights(model: config.Model) -> gguf.File | hf.Folder | None:
+    if model.source == "gguf":
+        return gguf.open(gguf.find(model))
+    return hf.open(pathlib.Path(model.path)) if model.source == "folder" else None
+
+
 def _spec(
-    cfg: config.Config, weights: gguf.File | None, tokenizer: tokenizers.Tokenizer
+    cfg: config.Config, weights: gguf.File | hf.Folder | None, tokenizer: tokenizers.Tokenizer
 ) -> specs.ModelSpec:
-    dtype = cfg.model.compute_dtype
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    if weights is None:
-        return specs.from_scratch(cfg.model, tokenizer.vocab_size, dtype)
-    spec = gguf.spec(weights, compute_dtype=dtype, remat=cfg.model.remat)
+    model = cfg.model
+    compute = model.compute_dtype
+    if compute == "auto":
+        compute = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat}
+    if model.source == "scratch":
+        return specs.from_scratch(model, tokenizer.vocab_size, **chosen)
+    if model.source == "preset":
+        spec, name = presets.spec(model.preset, **chosen), model.preset
+    else:
+        spec, name = _format(weights).spec(weights, **chosen), weights.path
     if tokenizer.vocab_size > spec.vocab:
         raise config.ConfigError(
-            f"config.tokenizer has {tokenizer.vocab_size} tokens, the model {weights.path} only "
-            f"{spec.vocab}; set config.tokenizer.kind to gguf")
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the embedding of {name} only "
+            f"{spec.vocab}; set config.tokenizer to the model's own")
     return spec
+
+
+def _format(weights: gguf.File | hf.Folder) -> ModuleType:
+    """The module that reads weights of this kind."""
+    return gguf if isinstance(weights, gguf.File) else hf
 
 
 def _check_context(cfg: config.Config, tables: Mapping[str, types.PromptTable]) -> None:
@@ -226,7 +253,9 @@ def initial_params(parts: Parts) -> types.Tree:
     if parts.weights is None:
         make = jax.jit(lambda root: transformer.init(parts.spec, root), out_shardings=shardings)
         return make(key(parts, PARAMETERS))
-    return mesh_lib.put(gguf.params(parts.weights, parts.spec), shardings)
+    shapes = jax.eval_shape(lambda: transformer.init(parts.spec, jax.random.key(0)))
+    return loading.fill(mesh_lib.structs(shapes, shardings),
+                        _format(parts.weights).pieces(parts.weights, parts.spec))
 
 
 def initial_state(parts: Parts) -> types.RunState:

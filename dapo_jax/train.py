@@ -189,7 +189,7 @@ def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
         filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
         ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
     source = collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
-                            parts.tokenizer, run.pool, cfg.overlong, size)
+                            parts.tokenizer, run.pool, cfg.overlong, size, parts.stop_texts)
     return PhaseRun(phase, programs, source)
 
 

@@ -31,6 +31,7 @@ class PromptTable:
     tokens: tuple[np.ndarray, ...]  # i32[*] each
     records: tuple[Mapping[str, Any], ...]
     demonstrations: tuple[np.ndarray, ...]  # i32[*] each, ending in a stop id; () if there are none
+    demonstration_masks: tuple[np.ndarray, ...] = ()  # bool[*] each: what is learned; () if all is
 
     def __len__(self) -> int:
         return len(self.tokens)

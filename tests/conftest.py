@@ -15,6 +15,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".cache" / "jax-tests")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
+os.environ["DAPO_JAX_CACHE"] = str(ROOT / ".cache" / "dapo_jax-tests")
+
 # libtpu asks a metadata server about the machine it runs on unless it is told.
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5p-8")

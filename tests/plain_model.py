@@ -29,6 +29,14 @@ def rotate(x, position, frequencies):
     return result
 
 
+def head_of(part, name, y, number, eps):
+    """One head's query, key or value, with a bias or a norm of its own where there is one."""
+    x = y @ part[name][:, number]
+    if f"{name}_bias" in part:
+        x = x + part[f"{name}_bias"][number]
+    return norm(x, part[f"{name}_norm"], eps) if f"{name}_norm" in part else x
+
+
 def forward(params, tokens, *, frequencies, eps, head=None):
     """Logits [L, V] of one sequence. `params` is the nested dict of the decoder, layers stacked;
     `head` is a [D, V] kernel, or None where the embedding is used."""
@@ -41,12 +49,12 @@ def forward(params, tokens, *, frequencies, eps, head=None):
         keys, values = [], []
         for position, x in enumerate(stream):
             y = norm(x, part["norm"], eps)
-            keys.append([rotate(y @ part["key"][:, k], position, frequencies)
+            keys.append([rotate(head_of(part, "key", y, k, eps), position, frequencies)
                          for k in range(kv_heads)])
-            values.append([y @ part["value"][:, k] for k in range(kv_heads)])
+            values.append([head_of(part, "value", y, k, eps) for k in range(kv_heads)])
             total = np.zeros_like(x)
             for h in range(heads):
-                query = rotate(y @ part["query"][:, h], position, frequencies)
+                query = rotate(head_of(part, "query", y, h, eps), position, frequencies)
                 k = h * kv_heads // heads
                 scores = np.array([query @ key[k] for key in keys]) / math.sqrt(len(query))
                 mass = np.exp(scores - scores.max())

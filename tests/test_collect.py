@@ -8,16 +8,15 @@ import tiny
 from dapo_jax import config, types
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
+from dapo_jax.text import plain
 from dapo_jax.text import tokenizer as tokenizers
 
 STOPS = tuple(range(2, 64, 8))
 
 
-class Letters:
-    """Each token is a letter; a stop token is a full stop."""
-
-    def decode(self, ids):
-        return "".join("." if i in STOPS else chr(97 + i % 26) for i in ids)
+# Each token is a letter; a stop token is a full stop.
+LETTERS = tokenizers.Tokenizer(
+    None, [b"." if i in STOPS else bytes([97 + i % 26]) for i in range(64)], stop_ids=STOPS)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def source(monkeypatch, engine):
         return pools.Scores(np.where(valid, reward, 0), valid, errors=1, timeouts=0,
                             first_failure="item 2: odd")
     monkeypatch.setattr(pools, "score", score)
-    return collect.Source(engine, jax.random.key(7), tiny.table(), Letters(),
+    return collect.Source(engine, jax.random.key(7), tiny.table(), LETTERS,
                           pool="the pool", overlong=config.Overlong(cache=2, factor=0.5))
 
 
@@ -47,7 +46,7 @@ def test_a_round_scores_every_sample_on_its_own_text(source, params):
     one = collect.sample_round(source, params, tiny.plan([0, 4], 4), step=3)
     for row, text in enumerate(one.texts):
         tokens = one.samples.tokens[row, :one.samples.length[row]]
-        assert text == Letters().decode(tokens.tolist())
+        assert text == LETTERS.decode(tokens.tolist())
         assert len(text) == one.samples.length[row]
     assert len(set(map(len, one.texts))) > 1
     valid = np.arange(8) != 2
@@ -56,6 +55,20 @@ def test_a_round_scores_every_sample_on_its_own_text(source, params):
     penalty = 0.5 * np.clip(one.samples.length - 4, 0, 2) / 2
     np.testing.assert_allclose(one.samples.shaped, one.samples.reward - penalty)
     assert (one.samples.born == 3).all() and set(one.seconds) == {"rollout", "reward"}
+
+
+def test_a_round_ends_completions_at_stop_texts_before_it_scores_them(source, params):
+    plan = tiny.plan([0, 4], 4)
+    whole = collect.sample_round(source, params, plan, step=3)
+    row = int(np.argmax(whole.samples.length))
+    stop = whole.texts[row][2:4]
+    one = collect.sample_round(dataclasses.replace(source, stop_texts=(stop,)), params, plan,
+                               step=3)
+    for before, after in zip(whole.texts, one.texts):
+        head, found, _ = before.partition(stop)
+        assert after == head + found
+    assert one.samples.stopped[row] and one.samples.length[row] == len(one.texts[row])
+    np.testing.assert_array_equal(one.samples.loss_mask.sum(1), one.samples.length)
 
 
 def test_each_sample_is_a_row_of_the_log_up_to_the_limit(source, params):
@@ -72,7 +85,7 @@ def test_each_sample_is_a_row_of_the_log_up_to_the_limit(source, params):
 
 
 def test_a_completion_is_decoded_without_what_pads_it():
-    tokenizer = tokenizers.characters("ab\n")
+    tokenizer = plain.characters("ab\n")
     samples = dataclasses.replace(
         types.no_samples(4), tokens=np.array([[1, 0, 2, 1]], np.int32),
         length=np.array([3], np.int32))

@@ -12,12 +12,13 @@ PACKAGE = "dapo_jax"
 # From the ground up. A file stands on the highest floor that names it.
 FLOORS = (
     ("config", "config_checks", "types", "command_line"),
-    ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode"),
+    ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
+     "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.engine", "rollout.collect"),
     ("setup",),
     ("evaluate",),
-    ("train", "report"),
+    ("train", "report", "export"),
 )
 
 

@@ -1,10 +1,14 @@
 """The prompt table: each text encoded once, every record kept, counted or refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from dapo_jax import config
 from dapo_jax.data import prompts
+from dapo_jax.learner import packing
+from dapo_jax.text import chat, plain
 
 STOP = 9
 
@@ -101,3 +105,66 @@ def test_no_prompt_left_is_refused_with_the_counts():
         table([record("12345")], too_long="drop")
     with pytest.raises(config.ConfigError, match="0 records"):
         table([])
+
+
+# -------------------------------------------------------------------------------------------- chats
+
+# Each turn is its role's first letter, the content and a full stop, then a space.
+CHAT = chat.Chat("{% for m in messages %}{{ m.role[0] + m.content + '. ' }}{% endfor %}"
+                 "{% if add_generation_prompt %}a{% endif %}")
+LETTERS = plain.characters(".uas 123456789")
+USER, ANSWER = {"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}
+
+
+def in_chat(*records, wrap=False, chat=CHAT):
+    return prompts.in_chat(records, chat, wrap=wrap)
+
+
+def test_messages_go_through_the_template_once_and_texts_only_if_asked():
+    system = {"role": "system", "content": "9"}
+    records = [record([system, USER]), record("3")]
+    assert [r["prompt"] for r in in_chat(*records)] == ["s9. u1. a", "3"]
+    assert [r["prompt"] for r in in_chat(*records, wrap=True)] == ["s9. u1. a", "u3. a"]
+    assert records[0]["prompt"] == [system, USER]
+
+
+def test_a_demonstration_is_the_assistants_turn_after_the_prompt():
+    found = in_chat(record([USER, ANSWER, USER], demonstration="3"))[0]
+    assert (found["prompt"], found["demonstration"]) == ("u1. a2. u1. a", "3. ")
+    assert found[prompts.SEGMENTS] == (("3. ", True),)
+
+
+def test_messages_that_end_with_the_assistant_are_a_conversation_to_learn_from():
+    found = in_chat(record([USER, ANSWER, {**USER, "content": "5"}, {**ANSWER, "content": "6"}]))[0]
+    assert found["prompt"] == "u1. a"
+    assert found[prompts.SEGMENTS] == (("2. ", True), ("u5. a", False), ("6. ", True))
+
+
+def test_only_the_assistants_tokens_up_to_its_stop_are_learned(stop="."):
+    kind = dataclasses.replace(LETTERS, stop_ids=tuple(LETTERS.encode(stop)))
+    records = in_chat(record([USER, ANSWER, USER, ANSWER]), record([USER], "7", demonstration="88"))
+    found, _ = prompts.table(records, kind, config.PromptLimits(buckets=(8,)), stop_id=0)
+    samples = packing.from_demonstrations(found, np.array([1, 0]), width=12, step=0)
+    assert [kind.decode(row[:n]) for row, n in zip(samples.tokens, samples.length)] == [
+        "88.", "2. u1. a2."]
+    learned = [kind.decode(row[mask]) for row, mask in zip(samples.tokens, samples.loss_mask)]
+    assert learned == ["88.", "2.2."]
+
+
+def test_a_turn_that_the_template_does_not_end_gets_the_stop_id():
+    found, _ = prompts.table(in_chat(record([USER, ANSWER])), LETTERS,
+                             config.PromptLimits(buckets=(8,)), stop_id=0)
+    assert LETTERS.decode(found.demonstrations[0]) == "2. " and found.demonstrations[0][-1] == 0
+    assert found.demonstration_masks[0].all()
+
+
+def test_a_chat_that_cannot_be_rendered_names_its_record():
+    with pytest.raises(config.ConfigError, match="record 1 .*config.tokenizer.chat_template"):
+        in_chat(record("1"), record([USER]), chat=None)
+    with pytest.raises(config.ConfigError, match="record 0: the chat template fails"):
+        in_chat(record([USER]), chat=chat.Chat("{{ raise_exception('no') }}"))
+    with pytest.raises(config.ConfigError, match="record 0 has a demonstration after"):
+        in_chat(record([USER, ANSWER], demonstration="3"))
+    with pytest.raises(config.ConfigError, match="demonstration of record 0 .*'x'"):
+        prompts.table(in_chat(record([USER, {**ANSWER, "content": "x"}])), LETTERS,
+                      config.PromptLimits(buckets=(8,)), stop_id=0)

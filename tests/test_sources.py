@@ -57,6 +57,10 @@ def test_bad_records_are_skipped_and_still_named_if_asked(write):
     ('{"prompt": 3, "answer": "1"}', "'prompt' is a int"),
     ('{"prompt": null, "answer": "1"}', "'prompt' is a NoneType"),
     ('{"prompt": "  ", "answer": "1"}', "'prompt' is empty"),
+    ('{"prompt": [], "answer": "1"}', "'prompt' holds no message of the user"),
+    ('{"prompt": [{"role": "user", "content": "p"}, {"role": "user"}], "answer": "1"}',
+     "message 2 of 'prompt' is no object with the texts 'role' and 'content'"),
+    ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"}', "message 1"),
     ('{"prompt": "p", "answer": ["1"]}', "'answer' is a list"),
     ('{"prompt": "p", "answer": true}', "'answer' is a bool"),
     ('{"prompt": "p", "answer": null}', "'answer' is a NoneType"),
@@ -138,6 +142,18 @@ def test_held_out_rows_are_never_trained_on_and_do_not_move_with_the_order(write
     assert not {*train} & {*held_out}
     shuffled = settings(write(rows([*range(19, -1, -1)]), "other.jsonl"), template="{prompt}")
     assert {f"Q{text}" for text in prompts(shuffled, "eval")} == {*held_out}
+
+
+def test_prompts_may_hold_messages_the_users_last_of_which_gets_the_template(write):
+    talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    lines = [json.dumps({"chat": [*talk[:-1], {**talk[-1], "content": str(n)}, talk[2]],
+                         "answer": n}) for n in range(9)]
+    cfg = settings(write("\n".join(lines)), prompt_field="chat")
+    train, held_out = prompts(cfg, "train"), prompts(cfg, "eval")
+    assert (len(train), len(held_out)) == (5, 4)
+    assert sorted(p[3]["content"] for p in train + held_out) == [f"Q{n}" for n in range(9)]
+    assert all(p[:3] == talk[:3] and p[4:] == talk[2:3] for p in train + held_out)
 
 
 def test_the_training_limit_does_not_change_what_is_held_out(write):

@@ -89,8 +89,9 @@ def test_smollm2_equals_transformers_reading_the_same_file(smollm2):
         want = model(torch.tensor(tokens)).logits.numpy()
     del model
     gc.collect()
-    spec = gguf.spec(smollm2, compute_dtype="float32", remat=False)
-    got = np.asarray(tiny.full_logits(spec, gguf.params(smollm2, spec), tokens.astype(np.int32)))
+    spec = gguf.spec(smollm2)
+    tree = tiny.gathered(spec, gguf.pieces(smollm2, spec))
+    got = np.asarray(tiny.full_logits(spec, tree, tokens.astype(np.int32)))
     # Two float32 sums of 30 layers in other orders; logits reach about 38.
     np.testing.assert_allclose(got, want, atol=5e-4)
     np.testing.assert_array_equal(got.argmax(-1), want.argmax(-1))
@@ -215,7 +216,7 @@ def test_attention_over_two_parts_is_one_softmax():
     query, keys, values = make(1, 1, 2, 2, 4), make(1, 1, 1, 4, 2), make(1, 1, 1, 2, 4)
     prompt = make(1, 1, 4, 3), make(1, 1, 3, 4)
     got = layers.attend(query, (keys, values), np.tril(np.ones((2, 2), bool)), prompt,
-                        np.array([[True, True, False]]))
+                        np.array([[[True, True, False]]]))
     for t in range(2):
         for h in range(2):
             k = np.concatenate([prompt[0][0, 0, :, :2], keys[0, 0, 0, :, :t + 1]], axis=1)

@@ -19,12 +19,31 @@ ROWS, NEW = 4, 6
 
 
 def params(spec=SPEC, seed=0):
-    """Random parameters, norms included, so that a norm left out is seen."""
+    """Random parameters, norms and biases included, so that one left out is seen."""
     made = jax.jit(transformer.init, static_argnums=0)(spec, jax.random.key(seed))
     rng = np.random.default_rng(seed)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: np.asarray(leaf) if path[-1].key != "norm"
-        else rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32), made)
+
+    def choose(path, leaf):
+        if path[-1].key.endswith("norm"):
+            return rng.uniform(0.5, 1.5, leaf.shape).astype(leaf.dtype)
+        if path[-1].key.endswith("bias"):
+            return rng.normal(size=leaf.shape).astype(leaf.dtype)
+        return np.asarray(leaf)
+
+    return jax.tree_util.tree_map_with_path(choose, made)
+
+
+def gathered(spec, pieces):
+    """The parameters on the host that pieces of files make up."""
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    tree = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), shapes)
+    for piece in pieces:
+        leaf = tree
+        for key in piece.tensor.path:
+            leaf = leaf[key]
+        where = ... if piece.tensor.layer is None else piece.tensor.layer
+        leaf[where] = piece.values.transpose(np.argsort(piece.tensor.order))
+    return tree
 
 
 def table(lengths=(4, 3, 7, 1, 5, 2, 6, 3), seed=0):
@@ -60,7 +79,7 @@ def full_hidden(spec, tree, tokens):
 
 @functools.partial(jax.jit, static_argnums=0)
 def full_logits(spec, tree, tokens):
-    return head.logits(tree, full_hidden(spec, tree, tokens))
+    return head.logits(tree, full_hidden(spec, tree, tokens), softcap=spec.logit_softcap)
 
 
 def plan(prompt, size, *, visit=0, group=None):

@@ -34,9 +34,9 @@ def read_jsonl(path: str, *, prompt_field: str, answer_field: str, on_bad: str =
                limit: int = 0) -> tuple[list[base.Record], list[str]]:
     """Records of the first `limit` good lines (0: all), and a sentence for each bad line.
 
-    A record is its line's object with "prompt" and "answer" set from the two fields; the answer
-    may be a number. Blank lines do not count. ConfigError if the file cannot be read or has no
-    good line, and, with `on_bad` "error", if any line is bad.
+    A record is its line's object with "prompt" and "answer" set from the two fields; the prompt
+    may be a list of chat messages, the answer a number. Blank lines do not count. ConfigError if
+    the file cannot be read or has no good line, and, with `on_bad` "error", if any line is bad.
     """
     records: list[base.Record] = []
     bad: list[str] = []
@@ -78,10 +78,7 @@ def _parse(line: bytes, *, prompt_field: str, answer_field: str) -> base.Record:
     if missing:
         raise ValueError("it has no " + " and no ".join(map(repr, missing)))
     prompt, answer = row[prompt_field], row[answer_field]
-    if not isinstance(prompt, str):
-        raise ValueError(f"{prompt_field!r} is a {type(prompt).__name__}, not a text")
-    if not prompt.strip():
-        raise ValueError(f"{prompt_field!r} is empty")
+    _check_prompt(prompt, prompt_field)
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         raise ValueError(f"{answer_field!r} is a {type(answer).__name__}, not a text or number")
     answer = str(answer)
@@ -90,6 +87,23 @@ def _parse(line: bytes, *, prompt_field: str, answer_field: str) -> base.Record:
     if not isinstance(row.get("demonstration", ""), str):
         raise ValueError(f"'demonstration' is a {type(row['demonstration']).__name__}, not a text")
     return {**row, "prompt": prompt, "answer": answer}
+
+
+def _check_prompt(prompt: Any, field: str) -> None:
+    """ValueError unless it is a text with content, or messages with the fields that all have."""
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise ValueError(f"{field!r} is empty")
+        return
+    if not isinstance(prompt, list):
+        raise ValueError(f"{field!r} is a {type(prompt).__name__}, not a text")
+    for number, message in enumerate(prompt, start=1):
+        if not isinstance(message, dict) or not all(
+                isinstance(message.get(name), str) for name in ("role", "content")):
+            raise ValueError(f"message {number} of {field!r} is no object with the texts 'role' "
+                             "and 'content'")
+    if not any(message["role"] == "user" for message in prompt):
+        raise ValueError(f"{field!r} holds no message of the user")
 
 
 def _decode(line: bytes) -> Any:
@@ -128,9 +142,17 @@ def _build_jsonl(cfg: config.Config, split: str) -> tuple[list[base.Record], dic
         rows, bad = _read(cfg.task, cfg.task.train_path, limit=0)
         train, held_out = _hold_out(rows, cfg.eval.prompts, path=cfg.task.train_path)
         rows = held_out if split == "eval" else train[:size or None]
-    records = [{**row, "prompt": base.apply_template(cfg.task.template, row["prompt"])}
-               for row in rows]
+    records = [{**row, "prompt": _templated(cfg.task.template, row["prompt"])} for row in rows]
     return records, {"bad": len(bad)}
+
+
+def _templated(template: str, prompt: str | list[dict]) -> str | list[dict]:
+    """The template around the prompt, or around the last message of the user."""
+    if isinstance(prompt, str):
+        return base.apply_template(template, prompt)
+    last = max(at for at, message in enumerate(prompt) if message["role"] == "user")
+    content = base.apply_template(template, prompt[last]["content"])
+    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1:]]
 
 
 def _read(settings: config.Task, path: str, *, limit: int) -> tuple[list[base.Record], list[str]]:
@@ -149,15 +171,20 @@ def _hold_out(rows: list[base.Record], count: int, *,
     The prompts whose hash comes last are held out, so neither the order of the file nor the seed
     moves a prompt from one side to the other; all rows of a held-out prompt leave the training.
     """
-    first = {row["prompt"]: row for row in reversed(rows)}
+    first = {_identity(row): row for row in reversed(rows)}
     if len(first) <= count:
         raise config.ConfigError(
             f"{path} has {len(first)} different prompts; config.eval.prompts = {count} of them to "
             "hold out would leave none to train on: name config.task.eval_path or hold out fewer")
     ordered = sorted(first, key=lambda prompt: hashlib.blake2b(prompt.encode()).digest())
     held_out = set(ordered[len(ordered) - count:])
-    return ([row for row in rows if row["prompt"] not in held_out],
+    return ([row for row in rows if _identity(row) not in held_out],
             [row for prompt, row in first.items() if prompt in held_out][::-1])
+
+
+def _identity(row: base.Record) -> str:
+    prompt = row["prompt"]
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
 
 
 TASKS = {

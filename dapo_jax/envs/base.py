@@ -7,7 +7,8 @@ from typing import Any
 
 from dapo_jax import config
 
-Record = dict[str, Any]  # prompt, answer (texts); optional: demonstration (text), level
+# prompt (text or chat messages), answer (text); optional: demonstration (text), level
+Record = dict[str, Any]
 Build = Callable[[config.Config, str], tuple[list[Record], dict[str, int]]]
 
 

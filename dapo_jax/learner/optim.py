@@ -1,8 +1,10 @@
 """The optimizer: AdamW under a schedule that counts updates, never microbatches or samples."""
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from dapo_jax import config
+from dapo_jax import config, types
 
 
 def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
@@ -26,12 +28,28 @@ def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
 
 
 def transform(cfg: config.Optimizer, horizon: int) -> optax.GradientTransformation:
-    """Clip by the global norm (if `clip_norm` > 0), then AdamW; decay is decoupled."""
+    """Clip by the global norm (if `clip_norm` > 0), then AdamW; decay is decoupled.
+
+    Moments and steps are float32 or wider, whatever the parameters are.
+    """
     adamw = optax.adamw(schedule(cfg, horizon), b1=cfg.b1, b2=cfg.b2, eps=cfg.eps,
                         weight_decay=cfg.weight_decay)
     if cfg.clip_norm == 0:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(cfg.clip_norm), adamw)
+        return _in_float32(adamw)
+    return _in_float32(optax.chain(optax.clip_by_global_norm(cfg.clip_norm), adamw))
+
+
+def widened(tree: types.Tree) -> types.Tree:
+    """The tree with float32 for what is narrower: bfloat16 sums and moments lose small parts."""
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    def update(
+        grads: types.Tree, state: optax.OptState, params: types.Tree
+    ) -> tuple[types.Tree, optax.OptState]:
+        return inner.update(widened(grads), state, widened(params))
+    return optax.GradientTransformation(lambda params: inner.init(widened(params)), update)
 
 
 def _constant(cfg: config.Optimizer, updates: int) -> optax.Schedule:

@@ -91,8 +91,11 @@ def from_demonstrations(prompts: types.PromptTable, ids: np.ndarray, *, width: i
     count = np.arange(len(rows), dtype=np.int32)
     zeros = np.zeros(len(rows), np.int32)
     yes = np.ones(len(rows), bool)
+    written = np.arange(width) < length[:, None]
+    if prompts.demonstration_masks:
+        written = _pad([prompts.demonstration_masks[i] for i in ids], written.shape).astype(bool)
     return types.Samples(
-        tokens=_pad(rows, (len(rows), width)), loss_mask=np.arange(width) < length[:, None],
+        tokens=_pad(rows, (len(rows), width)), loss_mask=written,
         logprobs=np.zeros((len(rows), width), np.float32), length=length, stopped=yes,
         reward=zeros.astype(np.float32), shaped=zeros.astype(np.float32), valid=yes, group=count,
         prompt=np.asarray(ids, np.int32), visit=zeros, sample=zeros,

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from dapo_jax import types
-from dapo_jax.learner import losses
+from dapo_jax.learner import losses, optim
 from dapo_jax.models import head, transformer
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
@@ -65,7 +65,7 @@ def token_logprobs(
     stats = head.token_stats(
         params, states.reshape(slots, rows * width, -1), batch.tokens.reshape(slots, -1),
         temperature=settings.temperature, chunk=settings.head_chunk,
-        entropy_gradient=settings.loss.entropy_coef != 0)
+        entropy_gradient=settings.loss.entropy_coef != 0, softcap=spec.logit_softcap)
     return tuple(x.reshape(batch.tokens.shape) for x in stats)
 
 
@@ -92,7 +92,7 @@ def start(
     _, metrics = jax.eval_shape(
         lambda p, b: loss(p, b, spec=spec, settings=settings), params, batch)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
-    return jax.tree.map(jnp.zeros_like, params), zeros
+    return jax.tree.map(jnp.zeros_like, optim.widened(params)), zeros
 
 
 def accumulate(

@@ -1,42 +1,32 @@
-"""Weights of Llama models from GGUF files, dequantised to float32.
+"""GGUF files of the supported families: metadata, and tensors as float32.
 
-llama.cpp rotates neighbouring pairs of a head's rows, the decoder here halves of a head; so the
-rows of query and key are put back into the order of halves.
+llama.cpp's files of the Llama family rotate neighbouring pairs of a head's rows, the decoder here
+halves of a head; so there the rows of query and key are put back into the order of halves. Files
+of the Gemma families hold norms with the 1 of `1 + w` added in.
 """
 
 import dataclasses
-import functools
 import importlib.util
-import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from gguf import gguf_reader, quants
 
 from dapo_jax import config
-from dapo_jax.models import spec as specs
-
-ARCHITECTURE = "llama"
+from dapo_jax.models import converted, families
+from dapo_jax.models import gguf_rope as ropes
+from dapo_jax.models.spec import ModelSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """An open GGUF file, mapped into memory."""
+    """What a GGUF file holds, its tensors not yet read."""
 
     path: pathlib.Path
-    reader: gguf_reader.GGUFReader
-
-    @functools.cached_property
-    def metadata(self) -> dict[str, Any]:
-        """Key to value, as plain Python values."""
-        return {key: field.contents() for key, field in self.reader.fields.items()}
-
-    @functools.cached_property
-    def tensors(self) -> dict[str, gguf_reader.ReaderTensor]:
-        """Name to tensor, still quantised."""
-        return {tensor.name: tensor for tensor in self.reader.tensors}
+    metadata: Mapping[str, Any]  # plain Python values
+    shapes: Mapping[str, tuple[int, ...]]  # by name of tensor
+    read: Callable[[str], np.ndarray]  # a tensor's values; a copy
 
 
 # --------------------------------------------------------------------------------- finding, opening
@@ -75,47 +65,89 @@ def _only_file(package: str) -> pathlib.Path:
 
 
 def open(path: pathlib.Path) -> File:
-    """Read the file's directory; tensors are read when they are used."""
+    """Read the file, or what an earlier start converted it into (models/converted.py)."""
     try:
-        file = File(path, gguf_reader.GGUFReader(path))
-        file.metadata  # noqa: B018  a broken value is found here, not later
+        key = converted.key(path)
+    except OSError as error:
+        raise config.ConfigError(f"{path}: cannot be read: {error}") from error
+    store = converted.load(key)
+    if store is None:
+        file = _parse(path)
+        store = converted.save(key, metadata=file.metadata, shapes=file.shapes, read=file.read,
+                               source=path)
+    return file if store is None else File(path, store.metadata, store.shapes, store.read)
+
+
+def _parse(path: pathlib.Path) -> File:
+    # Half a second of imports that a converted file does without.
+    from gguf import gguf_reader
+    try:
+        reader = gguf_reader.GGUFReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
     except OSError as error:
         raise config.ConfigError(f"{path}: cannot be read: {error}") from error
     except (ValueError, IndexError, KeyError, OverflowError, TypeError, MemoryError) as error:
         raise config.ConfigError(f"{path}: not a whole GGUF file ({error}); copy or download it "
                                  "again") from error
-    return file
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    # Dimensions stand innermost first.
+    shapes = {name: tuple(int(n) for n in reversed(tensor.shape))
+              for name, tensor in tensors.items()}
+    return File(path, metadata, shapes, lambda name: _dequantise(path, tensors[name]))
+
+
+def _dequantise(path: pathlib.Path, tensor: Any) -> np.ndarray:
+    """Float32 values; a copy, so that the file may be closed."""
+    from gguf import quants
+    try:
+        return np.array(quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+    except NotImplementedError as error:
+        raise config.ConfigError(f"{path}: tensor {tensor.name} is quantised as "
+                                 f"{tensor.tensor_type.name}, which is not supported") from error
 
 
 # --------------------------------------------------------------------------------------- the spec
 
 
-def spec(file: File, *, compute_dtype: str, remat: bool) -> specs.ModelSpec:
-    """The decoder that the file describes; ConfigError names what is not supported in it."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture != ARCHITECTURE:
-        raise config.ConfigError(f"{file.path}: general.architecture is {architecture!r}; only "
-                                 f"{ARCHITECTURE!r} is supported")
+def spec(file: File, **chosen: object) -> ModelSpec:
+    """The decoder that the file describes, its tensors checked; `chosen` are fields of the spec
+    that the file does not decide. ConfigError names what is missing or not supported."""
+    name = file.metadata.get("general.architecture")
+    if name not in families.FAMILIES:
+        raise config.ConfigError(f"{file.path}: general.architecture is {name!r}; supported are "
+                                 f"{', '.join(families.FAMILIES)}")
+    family = families.FAMILIES[name]
     width, heads = _number(file, "embedding_length"), _number(file, "attention.head_count")
-    head_size = _number(file, "attention.key_length", width // heads)
-    _refuse_variants(file, head_size)
-    vocab = _tensor(file, "token_embd.weight").data.shape[0]
-    if len(file.metadata.get("tokenizer.ggml.tokens", ())) > vocab:
-        raise config.ConfigError(f"{file.path}: token_embd.weight has {vocab} rows, fewer than "
-                                 "there are tokenizer.ggml.tokens")
-    result = specs.ModelSpec(
-        vocab=vocab,
-        layers=_number(file, "block_count"), d_model=width, heads=heads,
-        kv_heads=_number(file, "attention.head_count_kv", heads), head_size=head_size,
-        ff=_number(file, "feed_forward_length"),
-        rope_base=float(_number(file, "rope.freq_base", 10000.0)),
+    result = ModelSpec(
+        vocab=_vocab(file), family=name, layers=_number(file, "block_count"), d_model=width,
+        heads=heads, kv_heads=_number(file, "attention.head_count_kv", heads),
+        head_size=_number(file, "attention.key_length", width // heads),
+        ff=_number(file, "feed_forward_length"), context=_number(file, "context_length", 2048),
         norm_eps=float(_number(file, "attention.layer_norm_rms_epsilon")),
-        tied="output.weight" not in file.tensors, compute_dtype=compute_dtype, remat=remat)
-    return dataclasses.replace(result, rope_scaling=_rope_scaling(file, result))
+        rope_base=float(_number(file, "rope.freq_base", 10000.0)),
+        tied="output.weight" not in file.shapes, **family.features, **chosen)
+    result = dataclasses.replace(result, **_windows(file, result, family))
+    _refuse_variants(file, result, family)
+    result = dataclasses.replace(result, rope_scaling=ropes.scaling(
+        file.metadata, name, file.path, result,
+        file.read(ropes.DIVISORS) if ropes.DIVISORS in file.shapes else None))
+    families.check(families.tensors(result, "gguf"), file.shapes, where=file.path, family=name,
+                   allowed=(ropes.DIVISORS,))
+    return result
+
+
+def _vocab(file: File) -> int:
+    if "token_embd.weight" not in file.shapes:
+        raise config.ConfigError(f"{file.path}: the tensor token_embd.weight is missing")
+    rows = file.shapes["token_embd.weight"][0]
+    if len(file.metadata.get("tokenizer.ggml.tokens", ())) > rows:
+        raise config.ConfigError(f"{file.path}: token_embd.weight has {rows} rows, fewer than "
+                                 "there are tokenizer.ggml.tokens")
+    return rows
 
 
 def _number(file: File, key: str, default: float | None = None) -> Any:
-    name = f"{ARCHITECTURE}.{key}"
+    name = f"{file.metadata['general.architecture']}.{key}"
     value = file.metadata.get(name, default)
     if value is None:
         raise config.ConfigError(f"{file.path}: the key {name} is missing")
@@ -125,148 +157,48 @@ def _number(file: File, key: str, default: float | None = None) -> Any:
     return value
 
 
-def _refuse_variants(file: File, head_size: int) -> None:
-    wanted = {"attention.value_length": head_size, "rope.dimension_count": head_size,
-              "expert_count": 0, "attention.sliding_window": 0}
+def _windows(file: File, spec: ModelSpec, family: families.Family) -> dict[str, Any]:
+    """Windows, caps and scales, which only the Gemma families have."""
+    if not family.period:
+        return {}
+    period = _number(file, "attention.sliding_window_pattern", family.period)
+    # llama.cpp knows the two 27B models, whose scores are scaled by D / H, by their layers.
+    scalar = spec.d_model / spec.heads if spec.layers in (46, 62) else spec.head_size
+    capped = spec.family == "gemma2"
+    return {
+        "sliding_window": _number(file, "attention.sliding_window"),
+        "sliding": families.sliding_layers(spec.layers, period), "query_scalar": float(scalar),
+        "attention_softcap": _number(file, "attn_logit_softcapping", 50.0) if capped else None,
+        "logit_softcap": _number(file, "final_logit_softcapping", 30.0) if capped else None,
+        "local_rope_base": None if capped else float(_number(file, "rope.freq_base_swa", 1e4))}
+
+
+def _refuse_variants(file: File, spec: ModelSpec, family: families.Family) -> None:
+    wanted = {"attention.value_length": spec.head_size, "rope.dimension_count": spec.head_size,
+              "expert_count": 0}
+    wanted |= {} if family.period else {"attention.sliding_window": 0}
     for key, supported in wanted.items():
         value = _number(file, key, supported)
         if value != supported:
-            raise config.ConfigError(f"{file.path}: {ARCHITECTURE}.{key} = {value} is not "
+            raise config.ConfigError(f"{file.path}: {spec.family}.{key} = {value} is not "
                                      f"supported; only {supported} is")
-
-
-def _rope_scaling(file: File, spec: specs.ModelSpec) -> specs.RopeScaling | None:
-    kind = file.metadata.get("llama.rope.scaling.type", "none")
-    factor = float(file.metadata.get("llama.rope.scaling.factor",
-                                     file.metadata.get("llama.rope.scale_linear", 1.0)))
-    if "rope_freqs.weight" in file.tensors:
-        return _llama3_scaling(file, spec)
-    if kind not in ("none", "linear"):
-        raise config.ConfigError(f"{file.path}: llama.rope.scaling.type = {kind!r} is not "
-                                 "supported; only 'none', 'linear' and rope_freqs.weight are")
-    if factor in (0.0, 1.0):
-        return None
-    return specs.RopeScaling(kind="linear", factor=factor)
-
-
-def _llama3_scaling(file: File, spec: specs.ModelSpec) -> specs.RopeScaling:
-    """The file holds one divisor per rotation; find the rule that gives them."""
-    divisors = _values(file, "rope_freqs.weight")
-    scaling = specs.RopeScaling(
-        kind="llama3", factor=float(divisors.max()), original_context=int(
-            file.metadata.get("llama.rope.scaling.original_context_length", 8192)))
-    expected = _llama3_divisors(scaling, spec)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
-        raise config.ConfigError(f"{file.path}: rope_freqs.weight is not Llama 3.1's scaling "
-                                 f"({scaling}), the only one that is supported")
-    return scaling
-
-
-def _llama3_divisors(scaling: specs.RopeScaling, spec: specs.ModelSpec) -> np.ndarray:
-    half = spec.head_size // 2
-    waves = 2 * math.pi * spec.rope_base ** (np.arange(half) / half)
-    turns = scaling.original_context / waves
-    smooth = ((turns - scaling.low_frequency)
-              / (scaling.high_frequency - scaling.low_frequency)).clip(0, 1)
-    return 1 / ((1 - smooth) / scaling.factor + smooth)
 
 
 # ----------------------------------------------------------------------------------- the weights
 
 
-def params(file: File, spec: specs.ModelSpec) -> dict:
-    """Nested dict of float32 arrays, layers stacked along the first axis.
-
-    embedding [V, D], blocks.attention {norm [N, D], query [N, D, H, E], key and value
-    [N, D, K, E], out [N, H, E, D]}, blocks.mlp {norm [N, D], gate and up [N, D, F],
-    down [N, F, D]}, norm [D], and head [D, V] unless tied. ConfigError names a tensor that is
-    missing, left over, of another shape, or of an unknown quantisation.
-    """
-    _check_names(file, spec)
-    tree: dict = {
-        "embedding": _values(file, "token_embd.weight", (spec.vocab, spec.d_model)),
-        "blocks": {"attention": {}, "mlp": {}},
-        "norm": _values(file, "output_norm.weight", (spec.d_model,))}
-    if not spec.tied:
-        tree["head"] = _values(file, "output.weight", (spec.vocab, spec.d_model)).T.copy()
-    for tensor, part, leaf, shape, arrange in _block(spec):
-        weights = (_values(file, f"blk.{layer}.{tensor}.weight", shape)
-                   for layer in range(spec.layers))
-        tree["blocks"][part][leaf] = _stack(map(arrange, weights), spec.layers)
-    return tree
+def pieces(file: File, spec: ModelSpec) -> Iterator[families.Piece]:
+    """Every tensor in turn, in the decoder's own order of rows."""
+    for name, tensor in families.tensors(spec, "gguf").items():
+        values = file.read(name)
+        if spec.family == "llama" and tensor.path[-1] in ("query", "key"):
+            values = _halves(values, spec.head_size)
+        elif spec.unit_offset and name.endswith("norm.weight"):
+            values = values - 1
+        yield families.Piece(tensor, tensor.split(values))
 
 
-def _stack(arrays: Iterator[np.ndarray], count: int) -> np.ndarray:
-    """np.stack that holds one array beside the result, not all of them."""
-    first = next(arrays)
-    result = np.empty((count, *first.shape), np.float32)
-    result[0] = first
-    for i, array in enumerate(arrays, start=1):
-        result[i] = array
-    return result
-
-
-_Arrange = Callable[[np.ndarray], np.ndarray]
-
-
-def _block(spec: specs.ModelSpec) -> Iterator[tuple[str, str, str, tuple[int, ...], _Arrange]]:
-    """(tensor, part, leaf, shape in the file, arrangement); linear maps are stored [out, in]."""
-    width, size = spec.d_model, spec.head_size
-    query, key = spec.heads * size, spec.kv_heads * size
-    yield "attn_norm", "attention", "norm", (width,), _as_is
-    for tensor, leaf, rows in (("attn_q", "query", query), ("attn_k", "key", key)):
-        yield tensor, "attention", leaf, (rows, width), functools.partial(_rotated, size=size)
-    yield "attn_v", "attention", "value", (key, width), functools.partial(_heads, size=size)
-    yield ("attn_output", "attention", "out", (width, query),
-           lambda w: w.T.reshape(spec.heads, size, width))
-    yield "ffn_norm", "mlp", "norm", (width,), _as_is
-    yield "ffn_gate", "mlp", "gate", (spec.ff, width), np.transpose
-    yield "ffn_up", "mlp", "up", (spec.ff, width), np.transpose
-    yield "ffn_down", "mlp", "down", (width, spec.ff), np.transpose
-
-
-def _as_is(weight: np.ndarray) -> np.ndarray:
-    return weight
-
-
-def _heads(weight: np.ndarray, *, size: int) -> np.ndarray:
-    """[heads * E, D] -> [D, heads, E]."""
-    return weight.T.reshape(weight.shape[1], -1, size)
-
-
-def _rotated(weight: np.ndarray, *, size: int) -> np.ndarray:
-    """The same for query and key, whose rows stand in pairs of one rotation."""
+def _halves(weight: np.ndarray, size: int) -> np.ndarray:
+    """Rows [heads * E, D] that stand in pairs of one rotation, in halves of a head."""
     pairs = weight.reshape(-1, size // 2, 2, weight.shape[1])
-    return _heads(pairs.swapaxes(1, 2).reshape(weight.shape), size=size)
-
-
-def _check_names(file: File, spec: specs.ModelSpec) -> None:
-    used = {"token_embd.weight", "output_norm.weight"}
-    used |= set() if spec.tied else {"output.weight"}
-    used |= {f"blk.{layer}.{row[0]}.weight" for layer in range(spec.layers) for row in _block(spec)}
-    missing = sorted(used - file.tensors.keys())
-    extra = sorted(file.tensors.keys() - used - {"rope_freqs.weight"})
-    if missing or extra:
-        raise config.ConfigError(
-            f"{file.path}: tensors that a Llama model needs and the file lacks: {missing}; "
-            f"tensors of the file that a Llama model has no place for: {extra}")
-
-
-def _tensor(file: File, name: str) -> gguf_reader.ReaderTensor:
-    if name not in file.tensors:
-        raise config.ConfigError(f"{file.path}: the tensor {name} is missing")
-    return file.tensors[name]
-
-
-def _values(file: File, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Float32 values of a tensor, dequantised; a copy, so that the file may be closed."""
-    tensor = _tensor(file, name)
-    try:
-        values = np.array(quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
-    except NotImplementedError as error:
-        raise config.ConfigError(f"{file.path}: tensor {name} is quantised as "
-                                 f"{tensor.tensor_type.name}, which is not supported") from error
-    if shape is not None and values.shape != shape:
-        raise config.ConfigError(f"{file.path}: tensor {name} has shape {values.shape}, and "
-                                 f"{shape} is what the file's own metadata asks for")
-    return values
+    return pairs.swapaxes(1, 2).reshape(weight.shape)

@@ -8,19 +8,23 @@ from dapo_jax import types
 from dapo_jax.models import layers
 
 
-def logits(params: types.Tree, hidden: jax.Array) -> jax.Array:
-    """f32[..., V] (f64 if hidden is) from hidden [..., D]; a tied head is the embedding."""
+def logits(params: types.Tree, hidden: jax.Array, *, softcap: float | None = None) -> jax.Array:
+    """f32[..., V] (f64 if hidden is) from hidden [..., D]; a tied head is the embedding.
+
+    `softcap` is the model's (ModelSpec.logit_softcap), and comes before any temperature.
+    """
     if "head" in params:
         kernel, letters = params["head"], "...d,dv->...v"
     else:
         kernel, letters = params["embedding"], "...d,vd->...v"
-    return jnp.einsum(letters, hidden, kernel.astype(hidden.dtype),
-                      preferred_element_type=layers.wide_dtype(hidden))
+    products = jnp.einsum(letters, hidden, kernel.astype(hidden.dtype),
+                          preferred_element_type=layers.wide_dtype(hidden))
+    return layers.softcap(products, softcap)
 
 
 def token_stats(
     params: types.Tree, hidden: jax.Array, targets: jax.Array, *, temperature: float, chunk: int,
-    entropy_gradient: bool = False,
+    entropy_gradient: bool = False, softcap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability and entropy f32[S, L] of targets i32[S, L] given hidden [S, L, D].
 
@@ -39,7 +43,7 @@ def token_stats(
 
     @jax.checkpoint
     def one(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        scaled = logits(params, part[0]) / temperature
+        scaled = logits(params, part[0], softcap=softcap) / temperature
         chosen = log_softmax_at(scaled, part[1])
         return chosen, entropy(scaled if entropy_gradient else jax.lax.stop_gradient(scaled))
 

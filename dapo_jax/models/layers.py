@@ -4,6 +4,7 @@ Letters: S slots, R rows, T tokens of a row, P prompt tokens, U keys of a row, D
 K kv heads, G query heads per kv head, E head size, F ff.
 """
 
+import functools
 import math
 
 import jax
@@ -20,17 +21,30 @@ def wide_dtype(x: jax.Array) -> jnp.dtype:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
-    """`x / rms(x) * scale` over the last axis, in float32 or wider (arXiv 1910.07467)."""
+def rms_norm(
+    x: jax.Array, scale: jax.Array, *, eps: float, unit_offset: bool = False
+) -> jax.Array:
+    """`x / rms(x) * scale` over the last axis, in float32 or wider (arXiv 1910.07467); with
+    `unit_offset` the factor is 1 + scale."""
     wide = x.astype(wide_dtype(x))
+    if unit_offset:
+        scale = 1 + scale.astype(wide.dtype)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * inverse * scale).astype(x.dtype)
 
 
-def rope_frequencies(spec: spec_lib.ModelSpec) -> np.ndarray:
-    """Angle per position of each pair of a head: f32[E/2] (arXiv 2104.09864)."""
-    base = spec.rope_base ** (-np.arange(0, spec.head_size, 2, dtype=np.float64) / spec.head_size)
-    scaling = spec.rope_scaling
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """`cap * tanh(x / cap)`; None changes nothing (arXiv 2408.00118, section 2)."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def rope_frequencies(spec: spec_lib.ModelSpec, *, sliding: bool = False) -> np.ndarray:
+    """Angle per position of each pair of a head: f32[E/2] (arXiv 2104.09864); `sliding` layers
+    may have a base of their own, which is never scaled."""
+    local = sliding and spec.local_rope_base is not None
+    base = spec.local_rope_base if local else spec.rope_base
+    base = base ** (-np.arange(0, spec.head_size, 2, dtype=np.float64) / spec.head_size)
+    scaling = None if local else spec.rope_scaling
     if scaling is None:
         return base.astype(np.float32)
     if scaling.kind == "linear":
@@ -42,9 +56,12 @@ def rope_frequencies(spec: spec_lib.ModelSpec) -> np.ndarray:
     return (base * (blend + (1 - blend) / scaling.factor)).astype(np.float32)
 
 
-def rope_tables(positions: jax.Array, spec: spec_lib.ModelSpec) -> tuple[jax.Array, jax.Array]:
+def rope_tables(
+    positions: jax.Array, spec: spec_lib.ModelSpec, *, sliding: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines f32[..., E/2] for positions i32[...]."""
-    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(spec)
+    frequencies = rope_frequencies(spec, sliding=sliding)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -61,22 +78,25 @@ def attend(
     own_mask: jax.Array,
     prompt: tuple[jax.Array, jax.Array] | None,
     prompt_mask: jax.Array | None,
+    *, scale: float | None = None, cap: float | None = None,
 ) -> jax.Array:
     """Softmax attention over a row's own keys and, in the same softmax, its slot's prompt keys.
 
     query [S, R, T, H, E]; own ([S, R, K, E, U], [S, R, K, U, E]); own_mask bool[T, U]; prompt
-    ([S, K, E, P], [S, K, P, E]) is read once for all rows of the slot; prompt_mask bool[S, P].
+    ([S, K, E, P], [S, K, P, E]) is read once for all rows of the slot; prompt_mask bool[S, T, P]
+    or [S, 1, P]. Scores are times `scale` (None: E ** -0.5), then capped (`softcap`).
     Returns [S, R, T, H, E]. Scores and sums are float32 or wider.
     """
     slots, rows, tokens, heads, size = query.shape
     kv_heads = own[0].shape[2]
-    query = query.reshape(slots, rows, tokens, kv_heads, heads // kv_heads, size) * size**-0.5
-    scores = _scores("srtkge,srkeu->skrgtu", query, own[0])
+    scale = size**-0.5 if scale is None else scale
+    query = query.reshape(slots, rows, tokens, kv_heads, heads // kv_heads, size) * scale
+    scores = softcap(_scores("srtkge,srkeu->skrgtu", query, own[0]), cap)
     scores = jnp.where(own_mask, scores, MASKED)
     top = scores.max(axis=-1)
     if prompt is not None:
-        prompt_scores = _scores("srtkge,skep->skrgtp", query, prompt[0])
-        seen = prompt_mask[:, None, None, None, None, :]
+        prompt_scores = softcap(_scores("srtkge,skep->skrgtp", query, prompt[0]), cap)
+        seen = prompt_mask[:, None, None, None]
         prompt_scores = jnp.where(seen, prompt_scores, MASKED)
         top = jnp.maximum(top, prompt_scores.max(axis=-1))
     top = jax.lax.stop_gradient(top)[..., None]
@@ -98,3 +118,9 @@ def _scores(letters: str, query: jax.Array, keys: jax.Array) -> jax.Array:
 def _mix(letters: str, mass: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.einsum(letters, mass.astype(values.dtype), values,
                       preferred_element_type=wide_dtype(values))
+
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}

@@ -27,18 +27,32 @@ class ModelSpec:
     kv_heads: int  # K, divides H
     head_size: int  # E, even
     ff: int  # F
+    family: str = "llama"  # whose names its weights go by outside (models/families.py)
+    context: int = 2048  # tokens it was made for; only written out, nothing here is bound by it
+    tied: bool = True  # the head is the embedding
+    qkv_bias: bool = False
+    qk_norm: bool = False  # an RMSNorm of each head's query and key, before their rotation
+    post_norms: bool = False  # an RMSNorm of each part's result too, before it is added
+    unit_offset: bool = False  # norms scale by 1 + w
+    norm_eps: float = 1e-5
+    activation: str = "silu"  # or "gelu_tanh"
+    scale_embedding: bool = False  # by the root of D
+    query_scalar: float | None = None  # scores are divided by its root; None: E
+    attention_softcap: float | None = None  # c * tanh(scores / c)
+    logit_softcap: float | None = None
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    norm_eps: float = 1e-5
-    tied: bool = True
+    sliding_window: int = 0  # tokens that one in a sliding layer sees, itself included
+    sliding: tuple[bool, ...] = ()  # a fact a layer; empty: no layer slides
+    local_rope_base: float | None = None  # of sliding layers, never scaled; None: as the others
+    param_dtype: str = "float32"
     compute_dtype: str = "float32"
     remat: bool = False
 
 
-def from_scratch(model: config.Model, vocab: int, compute_dtype: str) -> ModelSpec:
-    """The spec that the configuration's own numbers describe."""
+def from_scratch(model: config.Model, vocab: int, **chosen: object) -> ModelSpec:
+    """The spec that the configuration's own numbers describe; `chosen` are further fields."""
     return ModelSpec(
         vocab=vocab, layers=model.layers, d_model=model.d_model, heads=model.heads,
         kv_heads=model.kv_heads, head_size=model.head_size, ff=model.ff,
-        rope_base=model.rope_base, norm_eps=model.norm_eps, tied=model.tied,
-        compute_dtype=compute_dtype, remat=model.remat)
+        rope_base=model.rope_base, norm_eps=model.norm_eps, tied=model.tied, **chosen)

@@ -13,6 +13,7 @@ from dapo_jax.dynamic_sampling import controller
 from dapo_jax.envs import math_answers, rewards
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
+from dapo_jax.rollout import stops
 from dapo_jax.runtime import metrics as metric_lib
 from dapo_jax.text import tokenizer as tokenizers
 
@@ -28,6 +29,7 @@ class Source:
     pool: pools.Pool
     overlong: config.Overlong
     size: controller.CollectSettings | None = None  # None: nothing is filtered (evaluation)
+    stop_texts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,7 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
     begun = time.perf_counter()
     samples = engines.run(source.engine, params, plan, table=source.table, root=source.root,
                           step=step)
+    samples = stops.cut(samples, source.tokenizer.spelled, source.stop_texts)
     generated = time.perf_counter()
     texts = [decode(source.tokenizer, samples, row) for row in range(len(samples))]
     records = [source.table.records[prompt] for prompt in samples.prompt]

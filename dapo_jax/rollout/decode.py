@@ -41,11 +41,11 @@ def generate(
         state, cache = transformer.decode(spec, params, blocks, loop.token, prompt, loop.cache,
                                           loop.position)
         return put(loop._replace(cache=cache, position=loop.position + 1),
-                   head.logits(params, state))
+                   head.logits(params, state, softcap=spec.logit_softcap))
 
     start = _start(spec, sampling, prompts, rows, budget)
-    first = put(start, jnp.broadcast_to(head.logits(params, hidden)[:, None],
-                                        (*keys.shape, spec.vocab)))
+    logits = head.logits(params, hidden, softcap=spec.logit_softcap)
+    first = put(start, jnp.broadcast_to(logits[:, None], (*keys.shape, spec.vocab)))
     return jax.lax.while_loop(lambda loop: loop.live.any(), body, first).out
 
 
