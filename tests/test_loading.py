@@ -53,7 +53,8 @@ def test_each_device_is_sent_the_slice_that_it_will_hold_and_no_more(folder):
     spec, mesh = hf.spec(folder), tiny.mesh(1, 2, 2)
     placed = like(spec, mesh)["blocks"]["attention"]
     for leaf in ("query", "out", "norm"):
-        piece = next(p for p in hf.pieces(folder, spec) if p.tensor.path[-2:] == ("attention", leaf))
+        path = ("blocks", "attention", leaf)
+        piece = next(p for p in hf.pieces(folder, spec) if p.tensor.path == path)
         part = loading._to_devices(piece, placed[leaf].sharding)
         places = placed[leaf].sharding.devices_indices_map(placed[leaf].shape)
         for shard in part.addressable_shards:
