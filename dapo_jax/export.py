@@ -15,6 +15,7 @@ from dapo_jax import command_line, config, setup, types
 from dapo_jax.models import families, hf, hf_config, hf_out
 from dapo_jax.runtime import checkpoint
 from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.text import gguf_vocabulary
 
 # Of a source folder; what is not there is not copied.
 _COPIED = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
@@ -25,8 +26,8 @@ _COPIED = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "specia
 def write(
     out: pathlib.Path, params: types.Tree, parts: setup.Parts, *, dtype: str,
     largest: int = hf_out.LARGEST,
-) -> list[str]:
-    """Write a new folder `out` and return what the user should know of it.
+) -> None:
+    """Write a new folder `out`.
 
     The folder appears under its name when it is whole. ConfigError: there is one already.
     """
@@ -39,9 +40,8 @@ def write(
     source = parts.weights if isinstance(parts.weights, hf.Folder) else None
     hf_out.json_file(partial / "config.json", _model_config(parts, source, dtype))
     hf_out.json_file(partial / "generation_config.json", _generation_config(parts, source))
-    notes = _tokenizer(partial, parts, source)
+    _tokenizer(partial, parts, source)
     partial.rename(out)
-    return notes
 
 
 def _check_new(out: pathlib.Path) -> None:
@@ -79,24 +79,34 @@ def _generation_config(parts: setup.Parts, source: hf.Folder | None) -> Mapping[
 # -------------------------------------------------------------------------------- tokenizer files
 
 
-def _tokenizer(folder: pathlib.Path, parts: setup.Parts, source: hf.Folder | None) -> list[str]:
+def _tokenizer(folder: pathlib.Path, parts: setup.Parts, source: hf.Folder | None) -> None:
     cfg = parts.cfg.tokenizer
     if cfg.kind in ("characters", "bytes"):
-        engine, end = _characters(cfg.alphabet) if cfg.kind == "characters" else _bytes()
-        engine.add_special_tokens([end])
-        engine.save(str(folder / "tokenizer.json"))
+        _save_plain(folder, *(_characters(cfg.alphabet) if cfg.kind == "characters" else _bytes()))
+    elif cfg.kind == "gguf":
+        for name, content in gguf_vocabulary.files(parts.weights.metadata).items():
+            (folder / name).write_bytes(content)
+    elif cfg.kind == "sentencepiece":
+        shutil.copyfile(cfg.path, folder / "tokenizer.model")
         hf_out.json_file(folder / "tokenizer_config.json", {
-            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end,
-            "clean_up_tokenization_spaces": False})
-        return []
-    origin = pathlib.Path(cfg.path) if cfg.path else source and source.path
-    if cfg.kind == "folder" and origin:
+            "tokenizer_class": "LlamaTokenizer", "legacy": True,
+            "add_bos_token": parts.tokenizer.adds_bos, **parts.tokenizer.specials})
+    else:
+        origin = pathlib.Path(cfg.path) if cfg.path else source.path
         for name in _COPIED:
             if (origin / name).is_file():
                 shutil.copyfile(origin / name, folder / name)
-        return []
-    return [f"no tokenizer files are written for config.tokenizer.kind = {cfg.kind}; copy them "
-            "from the model's own Hugging Face folder"]
+    if cfg.chat_template:
+        # transformers and vLLM prefer this file to what tokenizer_config.json says.
+        (folder / "chat_template.jinja").write_text(parts.tokenizer.chat_template, "utf-8")
+
+
+def _save_plain(folder: pathlib.Path, engine: tokenizers.Tokenizer, end: str) -> None:
+    engine.add_special_tokens([end])
+    engine.save(str(folder / "tokenizer.json"))
+    hf_out.json_file(folder / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end,
+        "clean_up_tokenization_spaces": False})
 
 
 def _characters(alphabet: str) -> tuple[tokenizers.Tokenizer, str]:
@@ -152,8 +162,7 @@ def main(arguments: Sequence[str]) -> int:
         raise config.ConfigError(f"--workdir={flags['workdir']} holds no complete checkpoint")
     state = checkpoint.restore(manager, setup.like_state(parts, step), step=step)
     dtype = _dtype(parts) if flags["dtype"] == "auto" else flags["dtype"]
-    for note in write(out, state.train.params, parts, dtype=dtype):
-        print(note)
+    write(out, state.train.params, parts, dtype=dtype)
     print(f"{out}: step {step}, {dtype}")
     return command_line.DONE
 

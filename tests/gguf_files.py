@@ -28,17 +28,20 @@ def paired(weight: np.ndarray, size: int = 8) -> np.ndarray:
 
 
 def write(path, tensors: dict[str, np.ndarray], architecture: str = "llama",
-          kinds: dict | None = None, **keys):
-    """A GGUF file of `tensors`; `kinds` quantises some, `keys` changes metadata (None: without)."""
+          kinds: dict | None = None, tokenizer: dict | None = None, **keys):
+    """A GGUF file of `tensors`; `kinds` quantises some, `tokenizer` are keys of its vocabulary,
+    `keys` changes metadata (None: without)."""
     writer = package.GGUFWriter(path, architecture)
     numbers = {"block_count": 2, "embedding_length": 32, "feed_forward_length": 64,
                "attention__head_count": 4, "attention__head_count_kv": 2,
                "rope__dimension_count": 8, "rope__freq_base": 5000.0,
                "attention__layer_norm_rms_epsilon": 1e-6} | keys
-    for key, value in numbers.items():
+    named = {f"{architecture}.{key.replace('__', '.')}": value for key, value in numbers.items()}
+    named |= {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
+    for key, value in named.items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
                list: writer.add_array, type(None): lambda *_: None}[type(value)]
-        add(f"{architecture}.{key.replace('__', '.')}", value)
+        add(key, value)
     for name, weight in tensors.items():
         if name.endswith(("attn_q.weight", "attn_k.weight")):
             weight = paired(weight)

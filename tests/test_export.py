@@ -3,11 +3,13 @@
 import json
 import os
 
+import gguf_files
 import hf_models
 import jax
 import numpy as np
 import pytest
 import tiny
+import vocabularies
 
 from dapo_jax import config, config_checks, export, setup, types
 from dapo_jax.models import hf
@@ -64,7 +66,7 @@ def read(folder):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_from_scratch_is_a_llama_that_transformers_loads(tmp_path, tied):
     parts, params = run(small(model__tied=tied))
-    assert export.write(tmp_path / "out", params, parts, dtype="float32") == []
+    export.write(tmp_path / "out", params, parts, dtype="float32")
     theirs = load(tmp_path / "out")
     assert type(theirs).__name__ == "LlamaForCausalLM"
     np.testing.assert_allclose(tiny.full_logits(parts.spec, params, TOKENS),
@@ -154,9 +156,43 @@ def test_files_of_the_source_s_tokenizer_are_copied(tmp_path):
     (source / "LICENSE").write_text("terms")
     parts, params = run(settings(model__source="folder", model__path=str(source),
                                  tokenizer__kind="folder"))
-    assert export.write(tmp_path / "out", params, parts, dtype="float32") == []
+    export.write(tmp_path / "out", params, parts, dtype="float32")
     for name in ("tokenizer.json", "tokenizer_config.json", "LICENSE"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+
+
+# ---------------------------------------------------------------------- from other tokenizer files
+
+
+def test_a_gguf_file_s_tokenizer_and_weights_become_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DAPO_JAX_CACHE", str(tmp_path / "cache"))
+    tokenizer = vocabularies.metadata("llama-bpe")
+    keys = {key.removeprefix("tokenizer.ggml."): value for key, value in tokenizer.items()}
+    rng = np.random.default_rng(0)
+    tensors = gguf_files.source() | {
+        f"{name}.weight": rng.normal(size=(len(keys["tokens"]), 32)).astype(np.float32)
+        for name in ("token_embd", "output")}
+    path = gguf_files.write(tmp_path / "model.gguf", tensors, tokenizer=keys)
+    parts, params = run(settings(model__source="gguf", model__path=str(path),
+                                 tokenizer__kind="gguf"))
+    export.write(tmp_path / "out", params, parts, dtype="float32")
+    ids = parts.tokenizer.encode("he 12+3=")
+    theirs = hf_models.library().AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs("he 12+3=")["input_ids"] == ids
+    np.testing.assert_allclose(tiny.full_logits(parts.spec, params, np.array([ids], np.int32)),
+                               hf_models.logits(load(tmp_path / "out"), [ids]), atol=1e-4)
+
+
+def test_a_sentencepiece_file_is_copied_with_what_transformers_needs_beside_it(tmp_path):
+    (tmp_path / "any.model").write_bytes(vocabularies.sentencepiece_model())
+    template = "{% for m in messages %}{{ m['content'] }}!{% endfor %}"
+    parts, params = run(small(
+        tokenizer__kind="sentencepiece", tokenizer__path=str(tmp_path / "any.model"),
+        tokenizer__chat_template=template))
+    export.write(tmp_path / "out", params, parts, dtype="float32")
+    theirs = hf_models.library().AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs("Hello  world 12+3=")["input_ids"] == parts.tokenizer.encode("Hello  world 12+3=")
+    assert theirs.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
 
 
 # ----------------------------------------------------------------------------------- the command

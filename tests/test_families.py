@@ -129,11 +129,15 @@ def test_every_option_of_the_spec_is_at_work_in_some_family(tmp_path):
 # ------------------------------------------------------------------------- against loops in numpy
 
 
-@pytest.mark.parametrize("extra", [{}, {"qkv_bias": True}, {"qk_norm": True}])
-def test_llama_qwen2_and_qwen3_equal_a_plain_numpy_forward(extra):  # B82
+@pytest.mark.parametrize(("extra", "leaves"), [
+    ({}, set()), ({"qkv_bias": True}, {"query_bias", "key_bias", "value_bias"}),
+    ({"qk_norm": True}, {"query_norm", "key_norm"})])
+def test_llama_qwen2_and_qwen3_equal_a_plain_numpy_forward(extra, leaves):  # B82
     spec = specs.ModelSpec(vocab=64, layers=2, d_model=32, heads=4, kv_heads=2, head_size=8, ff=48,
                            **extra)
     tree = tiny.params(spec)
+    # The loops use what is there; without this a part left out would be left out on both sides.
+    assert tree["blocks"]["attention"].keys() - {"norm", "query", "key", "value", "out"} == leaves
     got = np.asarray(tiny.full_logits(spec, tree, TOKENS[:1, :12]))[0]
     want = plain_model.forward(tree, TOKENS[0, :12], eps=spec.norm_eps,
                                frequencies=layers.rope_frequencies(spec).astype(np.float64))

@@ -49,14 +49,18 @@ def test_parameters_have_the_type_of_the_spec(folder, dtype):
         np.testing.assert_array_equal(array, values)
 
 
-def test_every_process_needs_only_its_own_shards(folder):
-    """What crosses to a device is a slice of the tensor, never the whole of a split one."""
+def test_each_device_is_sent_the_slice_that_it_will_hold_and_no_more(folder):
     spec, mesh = hf.spec(folder), tiny.mesh(1, 2, 2)
-    piece = next(p for p in hf.pieces(folder, spec) if p.tensor.path[-1] == "query")
-    sharding = like(spec, mesh)["blocks"]["attention"]["query"].sharding
-    part = loading._to_devices(piece, sharding)
-    sizes = {shard.data.size for shard in part.addressable_shards}
-    assert sizes == {piece.values.size // 4}
+    placed = like(spec, mesh)["blocks"]["attention"]
+    for leaf in ("query", "out", "norm"):
+        path = ("blocks", "attention", leaf)
+        piece = next(p for p in hf.pieces(folder, spec) if p.tensor.path == path)
+        part = loading._to_devices(piece, placed[leaf].sharding)
+        places = placed[leaf].sharding.devices_indices_map(placed[leaf].shape)
+        for shard in part.addressable_shards:
+            own = places[shard.device][1:]
+            assert shard.index == tuple(own[axis] for axis in piece.tensor.order)
+            np.testing.assert_array_equal(shard.data, piece.values[shard.index])
 
 
 # ----------------------------------------------------------------------------------------- memory

@@ -1,5 +1,6 @@
 """The default run's programs, compiled by the real TPU compiler for a slice that is not there."""
 
+import dataclasses
 import math
 
 import jax
@@ -8,8 +9,8 @@ import tiny
 
 from dapo_jax import config
 from dapo_jax.learner import algorithms, optim, update
+from dapo_jax.models import families, transformer
 from dapo_jax.models import spec as specs
-from dapo_jax.models import transformer
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -61,6 +62,21 @@ def test_the_rollout_compiles_sharded_over_a_slice(mesh):
     program = engine.programs[SLOTS, PROMPT]
     assert arguments(program) < parameter_bytes()
     assert "all-gather" in program.as_text()  # fsdp: weights are gathered where they are used
+
+
+def test_sliding_layers_compile_in_rollout_and_update(mesh):
+    gemma = families.FAMILIES["gemma3"].features
+    spec = dataclasses.replace(SPEC, **gemma, sliding_window=4, sliding=(True, False, True),
+                               local_rope_base=100.0, attention_softcap=5.0, logit_softcap=3.0)
+    how = draw.Sampling(max_new_tokens=NEW, stop_ids=(18,))
+    tiny.engine(spec, how, on=mesh, rows=ROWS, slots=(SLOTS,), buckets=(PROMPT,))
+    settings = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    params = mesh_lib.structs(shapes, mesh_lib.param_shardings(mesh, spec))
+    batch = update.batch_structs(mesh, SLOTS, ROWS, PROMPT, NEW)
+    gradient = jax.grad(lambda p, b: update.loss(p, b, spec=spec, settings=settings)[0])
+    memory = jax.jit(gradient).lower(params, batch).compile().memory_analysis()
+    assert 0 < memory.temp_size_in_bytes < 2 ** 30
 
 
 def test_the_update_compiles_sharded_over_a_slice(programs):

@@ -169,11 +169,18 @@ def test_no_token_sees_a_later_one_nor_another_row_or_slot(params):
 # --------------------------------------------------------------------------------------- the rest
 
 
-def test_recomputing_blocks_changes_no_gradient(params):
+SLIDING = dataclasses.replace(tiny.SPEC, sliding_window=3, sliding=(True, False),
+                              local_rope_base=20.0, post_norms=True, qk_norm=True)
+
+
+@pytest.mark.parametrize("spec", [tiny.SPEC, SLIDING], ids=["full", "sliding"])
+def test_recomputing_blocks_changes_no_gradient(spec):
+    params = tiny.params(spec)
+
     def gradient(spec):
         return jax.jit(jax.grad(lambda tree: tiny.full_logits(spec, tree, TOKENS).var()))(params)
-    plain = gradient(tiny.SPEC)
-    remade = gradient(dataclasses.replace(tiny.SPEC, remat=True))
+    plain = gradient(spec)
+    remade = gradient(dataclasses.replace(spec, remat=True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
                  plain, remade)
 
