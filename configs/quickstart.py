@@ -1,4 +1,4 @@
-"""The default run: a character-level Llama of 0.31M parameters learns addition on a CPU.
+"""The default run: a character-level Llama of 0.33M parameters learns addition on a CPU.
 
     launch/local.sh      (python -m dapo_jax.train --config=configs/quickstart.py --workdir=DIR)
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import os
 import pathlib
 import re
 import signal
@@ -87,7 +88,7 @@ def load_file(path: str) -> ml_collections.ConfigDict:
     try:
         spec.loader.exec_module(module)
         values = module.get_config()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         here = [frame for frame in traceback.extract_tb(error.__traceback__)
                 if frame.filename == spec.origin]
         line = f", line {here[-1].lineno}" if here else ""
@@ -141,7 +142,7 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
         lines += [f"  --{name}={'' if flag.default is None else flag.default}",
                   f"      {flag.help}"]
     lines += ["", "exit status: 0 done, 2 bad configuration or data, 3 stopped by a limit, "
-              "143 saved and left on SIGTERM", "",
+              "143 saved and left on SIGTERM (130: on Ctrl-C)", "",
               "configuration fields (--config.NAME=VALUE), with defaults:"]
     for name, field in field_names().items():
         default = field.default
@@ -173,6 +174,8 @@ def caught_signals() -> Iterator[list[int]]:
 
     def note(number: int, frame: object) -> None:
         received.append(number)
+        # Not by logging: the signal may have interrupted it while it holds its lock.
+        os.write(2, b"signal received: saving after what is under way (again: at once)\n")
         for one, handler in before.items():
             signal.signal(one, handler)
 

@@ -201,7 +201,9 @@ class Phase:
     microbatch_slots: int = option(32, "prompts per microbatch")
     completion_buckets: tuple = option((), "completion lengths in tokens that are compiled for "
                                        "updates; empty: max_new_tokens only")
-    epochs: int = option(0, "passes over the prompts before the phase ends; 0: no limit")
+    epochs: int = option(0, "passes over the prompts before the phase ends; 0: no limit. "
+                        "Schedules and progress reckon with as many steps as the epochs fill "
+                        "if no group is filtered out")
     algorithm: AlgorithmChoice = section(AlgorithmChoice)
     optimizer: Optimizer = section(Optimizer)
 

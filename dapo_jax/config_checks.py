@@ -58,7 +58,7 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
 LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
     "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
-    "task.digits": 0, "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
+    "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
     "scoring.workers": 1, "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1, "dynamic_sampling.predictor.window": 1,
@@ -70,8 +70,15 @@ LEAST = {
         "updates_per_step": 1, "microbatch_slots": 1, "optimizer.warmup_updates": 0,
         "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
 }
+RANGES = {
+    "seed": (0, 2**31 - 1), "rollout.temperature": (1e-3, 1e3), "eval.temperature": (1e-3, 1e3),
+    "scoring.timeout": (1e-3, 1e6), "scoring.failure_reward": (-1e6, 1e6),
+    "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
+    "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),
+    "dynamic_sampling.predictor.max_multiplier": (1, 1e6),
+}
 ABOVE_0 = (
-    "model.rope_base", "model.norm_eps", "rollout.temperature", "scoring.timeout",
+    "model.rope_base", "model.norm_eps",
     "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
     *(f"{phase}.optimizer.{name}" for phase in ("sft", "rl") for name in ("learning_rate", "eps")))
 SHARES = ("rollout.top_p", "eval.top_p", "dynamic_sampling.predictor.gamma")
@@ -106,6 +113,9 @@ def _check_numbers(cfg: config.Config) -> None:
     for name, least in LEAST.items():
         value = operator.attrgetter(name)(cfg)
         _require(least <= value < math.inf, name, value, f"at least {least}, and finite")
+    for name, (least, most) in RANGES.items():
+        value = operator.attrgetter(name)(cfg)
+        _require(least <= value <= most, name, value, f"from {least:g} to {most:g}")
     for name in ABOVE_0:
         value = operator.attrgetter(name)(cfg)
         _require(0 < value < math.inf, name, value, "above 0, and finite")
@@ -127,8 +137,8 @@ def _check_model(model: config.Model) -> None:
 
 
 def _check_sampling(cfg: config.Config) -> None:
-    _require(cfg.eval.temperature > 0, "eval.temperature", cfg.eval.temperature,
-             "above 0 (config.eval.greedy reports temperature 0)")
+    _require(all(isinstance(text, str) and text for text in cfg.rollout.stop), "rollout.stop",
+             cfg.rollout.stop, "a tuple of texts, such as ('\\n',)")
     _check_ladder(cfg.rollout.slots, "rollout.slots")
     _check_ladder(cfg.prompts.buckets, "prompts.buckets")
     predictor = cfg.dynamic_sampling.predictor

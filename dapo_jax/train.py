@@ -67,11 +67,12 @@ def train(cfg: config.Config, workdir: str) -> int:
     """Run or continue `cfg` in `workdir`; returns the exit status."""
     metrics.count_compiles()
     parts = setup.prepare(cfg)
-    _log_start(parts)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(pools.open(parts.reward, cfg.scoring))
         pools.ready(pool)
         _claim(workdir, cfg)
+        stack.enter_context(checkpoint.sole_use(workdir))
+        _log_start(parts)
         manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
         stack.callback(checkpoint.close, manager)
         signals = stack.enter_context(command_line.caught_signals())

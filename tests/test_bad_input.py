@@ -9,7 +9,7 @@ import runs
 from conftest import ROOT
 
 from dapo_jax import command_line, config, evaluate, report, train
-from dapo_jax.runtime import metrics
+from dapo_jax.runtime import checkpoint, metrics
 
 TINY = "tests/tiny_config.py"
 LINE = (ROOT / TINY).read_text().splitlines().index("    c.rl.steps = 6") + 1
@@ -80,7 +80,18 @@ COMMANDS = [
     ("--config.rl=3", "config.rl"),
     ("--config.rl.steps=three", ("rl.steps", "three")),
     ("--config.rl.steps=1.5", ("rl.steps", "1.5")),
-    ("--config.rollout.temperature=0", ("config.rollout.temperature", "above 0")),
+    ("--config.rollout.temperature=0", ("config.rollout.temperature", "0.001")),
+    ("--config.rollout.temperature=1e-300", ("config.rollout.temperature", "0.001")),
+    ("--config.eval.temperature=inf", ("config.eval.temperature", "1000")),
+    ("--config.seed=99999999999999999999", "config.seed"),
+    ("--config.task.levels=3", "config.task.levels"),
+    ("--config.task.levels=(1,2)", "config.task.levels"),
+    ("--config.task.levels=((1,'x'),)", "config.task.levels"),
+    ("--config.rollout.stop=(1,)", ("config.rollout.stop", "texts")),
+    ("--config.scoring.failure_reward=nan", "config.scoring.failure_reward"),
+    ("--config.scoring.timeout=1e300", "config.scoring.timeout"),
+    ("--config.dynamic_sampling.predictor.alpha=nan", "config.dynamic_sampling.predictor.alpha"),
+    ("--config.task.digits=1000000", "config.task.digits"),
     ("--wrkdir=x", ("wrkdir", "workdir")),
     ("surplus", "unexpected argument 'surplus'"),
     ("--config.model.source=hf", ("config.model.source", "hf", "scratch", "gguf")),
@@ -105,7 +116,6 @@ COMMANDS = [
      ("config.rl.microbatch_slots", "6", "4")),
     ("--config.model.kv_heads=3", ("config.model.kv_heads", "3", "model.heads = 4")),
     ("--config.model.head_size=7", ("config.model.head_size", "even")),
-    ("--config.rollout.stop=('1=',)", ("config.rollout.stop", "'1='", "one token")),
     ("--config.rollout.stop=('x',)", ("config.rollout.stop", "'x'")),
     ("--config.task.template={prompt}?", ("'?'", "config.tokenizer.alphabet")),
     ("--config.tokenizer.alphabet=0012", ("config.tokenizer.alphabet", "'0'")),
@@ -122,7 +132,7 @@ COMMANDS = [
     ("--config.task.reward=tests.run_rewards:od", ("run_rewards", "'od'", "odd")),
     ("--config.task.reward=odd", "module:function"),
     ("--config.checkpoint.keep=0", ("checkpoint.keep", "at least 1")),
-    ("--config.scoring.timeout=0", ("config.scoring.timeout", "above 0")),
+    ("--config.scoring.timeout=0", ("config.scoring.timeout", "0.001")),
     ("--config.eval.every=-1", ("config.eval.every", "-1")),
     ("--config.checkpoint.every=-2", ("config.checkpoint.every", "-2")),
     ("--config.task.name=jsonl", "config.task.train_path"),
@@ -177,6 +187,30 @@ def test_a_directory_of_another_configuration_is_refused_and_left_alone(folder):
     assert message.count("there,") == 2
     assert [path.name for path in run.iterdir()] == ["config.json"]
     assert (run / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("name, folder_there", [
+    ("config.json", True), ("metrics.jsonl", True), ("checkpoints", False), ("samples", False)])
+def test_a_directory_with_a_file_for_a_folder_or_the_reverse_is_refused(
+        folder, name, folder_there):
+    run = folder / "odd"
+    run.mkdir()
+    (run / name).mkdir() if folder_there else (run / name).write_text("")
+    message = _refused(train.main, ["--config=tiny.py", "--workdir=odd"])
+    _assert_says(message, (name, "folder"))
+
+
+def test_checkpoints_without_their_configuration_are_refused(folder):
+    (folder / "lost/checkpoints/4").mkdir(parents=True)
+    message = _refused(train.main, ["--config=tiny.py", "--workdir=lost"])
+    _assert_says(message, ("lost", "no config.json"))
+
+
+def test_a_directory_in_use_is_refused(folder):
+    (folder / "busy").mkdir()
+    with checkpoint.sole_use(folder / "busy"):
+        message = _refused(train.main, ["--config=tiny.py", "--workdir=busy"])
+    _assert_says(message, ("busy", "another process"))
 
 
 def test_a_directory_with_a_broken_configuration_is_refused(folder):

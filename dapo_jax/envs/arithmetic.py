@@ -64,8 +64,11 @@ def _check(task: config.Task, split: str) -> None:
 
 
 def _is_level(level: tuple) -> bool:
-    return (len(level) == 2 and len(_pair(level[0])) == 2 and 0 < level[1] < math.inf
-            and all(isinstance(d, int) and 1 <= d <= MAX_DIGITS for d in _pair(level[0])))
+    if not (isinstance(level, tuple) and len(level) == 2 and isinstance(level[1], (int, float))):
+        return False
+    sizes = _pair(level[0])
+    return (len(sizes) == 2 and 0 < level[1] < math.inf
+            and all(isinstance(size, int) and 1 <= size <= MAX_DIGITS for size in sizes))
 
 
 def _pair(digits: Digits) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """One step's samples from the policy: the controller's rounds of generating and scoring."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from dapo_jax.rollout import engine as engines
 from dapo_jax.rollout import stops
 from dapo_jax.runtime import metrics as metric_lib
 from dapo_jax.text import tokenizer as tokenizers
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,10 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
     samples, scores = rewards.score(
         samples, texts, records, pool=source.pool, overlong=source.overlong,
         max_length=source.engine.sampling.max_new_tokens)
+    if scores.errors or scores.timeouts:
+        LOG.warning("step %d: scoring failed for %d of %d samples, %d at the time limit; first: %s",
+                    step, scores.errors + scores.timeouts, len(texts), scores.timeouts,
+                    scores.first_failure)
     seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
     return Round(samples, texts, scores, seconds)
 

@@ -5,12 +5,14 @@ DIR/checkpoints/<step> is written by Orbax, asynchronously and atomically. It ho
 shape of every leaf, from which those without elements are rebuilt (Orbax refuses them).
 """
 
+import contextlib
+import fcntl
 import itertools
 import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,7 +39,8 @@ def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointMana
               if path.name[0].isdigit() and not _complete(path)]
     if broken:
         newest = latest(manager)
-        rest = "none is complete" if newest is None else f"the newest complete is {newest}"
+        rest = ("none is complete, so a run begins anew" if newest is None
+                else f"the newest complete is {newest}")
         LOG.warning("%s: incomplete: %s; %s", folder, ", ".join(sorted(broken)), rest)
     return manager
 
@@ -223,14 +226,30 @@ def write_config(workdir: str | os.PathLike, config_json: Mapping[str, Any]) -> 
     os.replace(fresh, path)
 
 
+@contextlib.contextmanager
+def sole_use(workdir: str | os.PathLike) -> Iterator[None]:
+    """Hold DIR for this process; ConfigError if another one of this machine trains in it."""
+    with open(pathlib.Path(workdir) / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise config.ConfigError(f"another process is training in {workdir}; wait for it, or "
+                                     "choose another work directory") from error
+        yield  # the lock goes with the file, also when the process is killed
+
+
 def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
                  free: tuple[str, ...]) -> None:
     """Raise ConfigError if DIR/config.json differs in a field that is not below a `free` prefix.
 
-    A directory without config.json is accepted.
+    A directory without config.json is accepted, unless it holds a run's checkpoints.
     """
     path = pathlib.Path(workdir) / "config.json"
+    _check_kinds(path.parent)
     if not path.exists():
+        if any(path.parent.glob("checkpoints/[0-9]*")):
+            raise config.ConfigError(f"{workdir} holds checkpoints but no config.json to say of "
+                                     "what; put it back, or choose another work directory")
         return
     try:
         old = _fields(json.loads(path.read_text(encoding="utf-8")))
@@ -245,6 +264,18 @@ def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
     if lines:
         raise config.ConfigError(f"{workdir} belongs to another configuration; choose another work "
                                  "directory or set back:\n" + "\n".join(lines))
+
+
+def _check_kinds(workdir: pathlib.Path) -> None:
+    """Refuse a folder where a run keeps a file, and the reverse."""
+    for name in ("config.json", "metrics.jsonl"):
+        if (workdir / name).is_dir():
+            raise config.ConfigError(f"{workdir / name} is a folder, where a run keeps a file; "
+                                     "choose another work directory")
+    for name in ("checkpoints", "samples", "tb"):
+        if (workdir / name).is_file():
+            raise config.ConfigError(f"{workdir / name} is a file, where a run keeps a folder; "
+                                     "choose another work directory")
 
 
 def _fields(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -170,8 +170,9 @@ class Progress:
 
     total: int  # 0: not known
     done: int
-    times: collections.deque  # seconds at the ends of recent steps
+    times: collections.deque  # seconds that recent steps took
     bar: rich.progress.Progress | None  # None: standard error is no terminal
+    last: float  # seconds at the end of the newest step
     accuracy: float | None = None
     printed: float = -math.inf
     pending: str = ""
@@ -187,17 +188,18 @@ def open_progress(total: int, done: int) -> Progress:
                                      redirect_stdout=False)
         bar.add_task("", total=total or None, completed=done)
         bar.start()
-    times = collections.deque([time.monotonic()], maxlen=RECENT_STEPS + 1)
-    return Progress(total, done, times, bar)
+    return Progress(total, done, collections.deque(maxlen=RECENT_STEPS), bar, time.monotonic())
 
 
 def advance(progress: Progress, line: Mapping[str, Any]) -> None:
     """Show a metric line: a bar on a terminal, else a plain line at most every five seconds."""
     now = time.monotonic()
     progress.done = int(line["step"])
-    progress.times.append(now)
+    # A step's own seconds, so that a phase's compiling does not count as if it came again.
+    progress.times.append(float(line.get("time/step") or now - progress.last))
+    progress.last = now
     progress.accuracy = _accuracy(line, progress.accuracy)
-    seconds = (now - progress.times[0]) / (len(progress.times) - 1)
+    seconds = sum(progress.times) / len(progress.times)
     text = progress_line(line, total=progress.total, accuracy=progress.accuracy, seconds=seconds)
     if progress.bar is not None:
         progress.bar.update(progress.bar.task_ids[0], description=text, completed=progress.done)
