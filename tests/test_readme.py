@@ -41,7 +41,7 @@ def run(folder, name, arguments):
 
 
 def test_readme_names_only_commands_that_are_tried_here():
-    tried = {"train", "evaluate", "report"}
+    tried = {"train", "evaluate", "report", "export"}
     for line in commands():
         if line[0].startswith("launch/"):
             assert (ROOT / line[0]).is_file()
@@ -76,3 +76,8 @@ def test_commands_on_real_weights_work(tmp_path, smollm2):
     for arguments in found:
         arguments = [word.replace("=problems.jsonl", f"={problems}") for word in arguments]
         run(tmp_path, "train", arguments + SHORT_REAL)
+    export, = of("export", real=True)
+    out = tmp_path / "trained"
+    run(tmp_path, "export", [word.replace("=smollm2_trained", f"={out}") for word in export]
+        + SHORT_REAL)
+    assert (out / "config.json").is_file() and list(out.glob("*.safetensors"))
