@@ -179,7 +179,7 @@ KILLED = """
 """
 
 
-def test_a_run_killed_while_it_saves_goes_on_from_the_one_before(tmp_path, caplog):
+def test_a_run_killed_while_it_saves_goes_on_from_the_one_before(tmp_path, caplog):  # B68
     child = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], cwd=ROOT,
                            capture_output=True, text=True, timeout=120)
     assert child.returncode == -signal.SIGKILL, child.stderr

@@ -81,7 +81,7 @@ def ids(samples: types.Samples) -> list[int]:
     return list(dict.fromkeys(samples.group.tolist()))
 
 
-def test_a_batch_is_refilled_to_its_exact_size():
+def test_a_batch_is_refilled_to_its_exact_size():  # B02
     engine = Engine([MIXED, RIGHT, MIXED, WRONG, RIGHT, MIXED, MIXED])
     batch, _, report, _ = next(run(engine, setup(multiplier=1.75), steps=1))
     assert ids(batch) == [0, 2, 5, 6] and len(batch) == 8 and engine.asked == [7]
@@ -101,7 +101,7 @@ def test_a_refill_asks_for_the_deficit_only():
     assert report.oracle_ratio == 6 / 5 and report.predicted == 4
 
 
-def test_surplus_waits_and_the_next_step_asks_only_for_what_is_missing():
+def test_surplus_waits_and_the_next_step_asks_only_for_what_is_missing():  # B07
     engine = Engine(lambda group: MIXED)
     steps = list(run(engine, setup(multiplier=1.5), steps=3))
     assert [ids(batch) for batch, *_ in steps[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -150,7 +150,7 @@ def test_more_carried_than_needed_is_no_reason_to_train_on_more():
     assert ids(batch) == [6, 7] and ids(held) == [8, 9, 10, 11] and report.needed == 0
 
 
-def test_the_round_limit_is_exact_and_its_error_says_why():
+def test_the_round_limit_is_exact_and_its_error_says_why():  # B03
     engine = Engine(lambda group: RIGHT)
     size = setup(max_rounds=3, max_prompts=10_000)
     state, held = start(500, size)
@@ -205,7 +205,7 @@ def test_at_a_limit_skip_trains_on_nothing_and_loses_nothing():
 
 
 @pytest.mark.parametrize("policy", ["skip", "partial"])
-def test_empty_batches_end_the_run_and_name_the_reason(policy):
+def test_empty_batches_end_the_run_and_name_the_reason(policy):  # B04
     engine = Engine(lambda group: RIGHT)
     steps = run(engine, setup(at_limit=policy, max_rounds=1, max_empty_steps=3, samples=4), steps=9)
     seen = []
@@ -222,7 +222,7 @@ def test_a_batch_ends_the_count_of_empty_steps():
     assert [int(state.empty_steps) for *_, state in run(engine, size, steps=5)] == [1, 2, 0, 1, 2]
 
 
-def test_accepted_groups_survive_the_end_of_the_epochs():
+def test_accepted_groups_survive_the_end_of_the_epochs():  # B05
     outcomes = [MIXED, RIGHT, MIXED]
     batch, _, report, state = next(run(Engine(outcomes), setup(groups=3, epochs=1), steps=1,
                                        table=3))
@@ -261,7 +261,7 @@ def test_an_exhausted_run_goes_on_ending_without_an_error():
     assert int(steps[-1][3].empty_steps) == 0
 
 
-def test_prompts_are_counted_in_updates_not_rounds():
+def test_prompts_are_counted_in_updates_not_rounds():  # B16
     engine = Engine(lambda group: MIXED if group % 2 else WRONG)
     steps = list(run(engine, setup(groups=10, multiplier=2.0), steps=8, table=100))
     assert all(report.kept == 10 for _, _, report, _ in steps) and sum(engine.asked) == 160
@@ -271,7 +271,7 @@ def test_prompts_are_counted_in_updates_not_rounds():
     assert [report.exhausted for _, _, report, _ in steps] == [False] * 5 + [True]
 
 
-def test_without_a_filter_every_prompt_is_trained_on_once_per_epoch():
+def test_without_a_filter_every_prompt_is_trained_on_once_per_epoch():  # B55
     engine = Engine(lambda group: RIGHT)
     size = setup(groups=3, enabled=False, epochs=1, ladder=(8, 16))
     steps = list(run(engine, size, steps=4, table=9))
@@ -299,7 +299,7 @@ def test_with_a_filter_a_group_of_one_is_invalid():
     assert (report.asked, report.invalid, report.all_one, report.kept) == (12, 12, 0, 0)
 
 
-def test_a_group_with_one_valid_sample_is_counted_and_not_trained():
+def test_a_group_with_one_valid_sample_is_counted_and_not_trained():  # B20
     class OneLost(Engine):
         def group(self, plan, i):
             rows = list(super().group(plan, i))

@@ -30,14 +30,14 @@ def kinds(samples: types.Samples, cfg: config.Filter = TASK, **options: int) -> 
                     strict=True))
 
 
-def test_the_filter_looks_at_the_task_reward_unless_told_otherwise():
+def test_the_filter_looks_at_the_task_reward_unless_told_otherwise():  # B01
     samples = rows([0] * 4 + [1] * 4, [0, 0, 0, 0, 1, 0, 1, 1],
                    shaped=[0, 0, -0.5, -1.0, 1, 0, 1, 1])
     assert kinds(samples) == {0: "all_zero", 1: "informative"}
     assert kinds(samples, SHAPED) == {0: "informative", 1: "informative"}
 
 
-def test_every_column_of_the_kept_rows_stays_aligned():
+def test_every_column_of_the_kept_rows_stays_aligned():  # B10
     samples = rows([0, 0, 1, 1, 2, 2, 3, 3], [1, 1, 0, 1, 1, 1, 1, 0])
     classes = filters.informative(samples, TASK)
     kept = filters.keep(samples, classes.group[classes.kind == filters.INFORMATIVE])

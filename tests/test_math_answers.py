@@ -39,7 +39,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("text, gold, expected", BOXED + NUMBERS + LINES)
-def test_score_of_public_fault_reports(text, gold, expected):
+def test_score_of_public_fault_reports(text, gold, expected):  # B69, B73, B75, B77
     assert math_answers.score(text, gold) == expected
 
 
@@ -51,7 +51,7 @@ def test_extract_gives_one_spelling(text, answer):
     assert math_answers.extract(text) == answer
 
 
-def test_score_is_the_same_in_the_main_thread_and_in_eight_others():
+def test_score_is_the_same_in_the_main_thread_and_in_eight_others():  # B69
     cases = BOXED + NUMBERS + LINES
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         scores = list(threads.map(lambda case: math_answers.score(*case[:2]), cases * 8))

@@ -15,7 +15,7 @@ def stream(size: int, seed: int, counts: list[int], epochs: int = 0) -> list[lis
     return steps
 
 
-def test_each_epoch_is_another_permutation_and_a_second_run_gives_the_same():
+def test_each_epoch_is_another_permutation_and_a_second_run_gives_the_same():  # B58
     epochs = stream(10, 3, [10, 10, 10])
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -27,7 +27,7 @@ def test_the_split_into_steps_does_not_change_the_order_within_an_epoch():
     assert sum(stream(12, 5, [3, 1, 8]), []) == stream(12, 5, [12])[0]
 
 
-def test_resume_inside_an_epoch_continues_it():
+def test_resume_inside_an_epoch_continues_it():  # B58, B64
     state = order.init(10, 3)
     state, _ = order.take(state, 24, seed=3, avoid=(), epochs=0)
     saved = types.EpochOrder(state.order.copy(), state.epoch.copy(), state.cursor.copy())

@@ -47,7 +47,7 @@ def test_rewards_come_back_in_order(workers):
     assert (scores.errors, scores.timeouts, scores.first_failure) == (0, 0, "")
 
 
-def test_a_reward_that_raises_or_gives_nan_is_masked_and_counted():
+def test_a_reward_that_raises_or_gives_nan_is_masked_and_counted():  # B71
     texts = ["true", "int", "nan", "float", "f32", "i64", "dict", "inf", "beyond f32", "huge",
              "bool_"]
     scores = run("typed", texts)
@@ -74,7 +74,7 @@ def test_a_failed_item_gets_the_configured_reward_if_asked():
     ("str", "str"), ("none", "NoneType"), ("list", "list"), ("empty dict", "dict without 'score'"),
     ("nested", "dict"), ("array", "ndarray"), ("complex", "complex64"),
 ])
-def test_what_is_no_number_is_refused_with_function_and_type(text, kind):
+def test_what_is_no_number_is_refused_with_function_and_type(text, kind):  # B71
     with start("typed") as workers:
         with pytest.raises(pool.RewardTypeError, match=f"pool_rewards:typed.* returned a {kind};"):
             pool.score(workers, ["int", text], [{}] * 2)

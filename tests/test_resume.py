@@ -119,7 +119,7 @@ def test_an_end_between_any_two_writes_changes_nothing(tmp_path, whole, module, 
     runs.assert_same_run(tmp_path, whole)
 
 
-def test_a_checkpoint_that_was_not_completed_is_not_the_latest(tmp_path, whole, caplog):
+def test_a_checkpoint_that_was_not_completed_is_not_the_latest(tmp_path, whole, caplog):  # B68
     assert runs.run(tmp_path, {"checkpoint.keep": 9}) == command_line.DONE
     folder = tmp_path / "checkpoints"
     for step in (6, 8, 10):
@@ -174,7 +174,7 @@ def test_a_finished_run_started_again_compiles_and_writes_nothing(whole, monkeyp
     assert after == before
 
 
-def test_three_steps_and_three_more_are_six(tmp_path, whole):
+def test_three_steps_and_three_more_are_six(tmp_path, whole):  # B64
     assert runs.run(tmp_path, {"rl.steps": 3}) == command_line.DONE
     assert runs.lines(tmp_path)[-1]["step"] == 7
     assert runs.run(tmp_path, {"rl.steps": 6}) == command_line.DONE

@@ -35,7 +35,7 @@ FAULTY = "\n".join([GOOD, GOOD, '{"prompt": ', '{"prompt": "3+3="}',
                     '{"prompt": "", "answer": "1"}'])
 
 
-def test_bad_records_are_named_by_file_line_and_key(write):
+def test_bad_records_are_named_by_file_line_and_key(write):  # B61
     path = write(FAULTY)
     lines = message(path).splitlines()
     assert lines[0] == "3 bad lines:"
@@ -45,7 +45,7 @@ def test_bad_records_are_named_by_file_line_and_key(write):
     assert "'prompt' is empty" in lines[3]
 
 
-def test_bad_records_are_skipped_and_still_named_if_asked(write):
+def test_bad_records_are_skipped_and_still_named_if_asked(write):  # B61
     path = write(FAULTY)
     records, bad = read(path, on_bad="skip")
     assert [record["answer"] for record in records] == ["2", "2"]

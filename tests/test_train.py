@@ -62,7 +62,7 @@ def _updates(workdir, changes):
 # --------------------------------------------------------------------------------- steps and epochs
 
 
-def test_steps_count_updates_and_the_schedule_ends_with_them(tmp_path):
+def test_steps_count_updates_and_the_schedule_ends_with_them(tmp_path):  # B16
     changes = _with_prompts(tmp_path, keep=set(range(0, 100, 2)), of=100) | {
         "rl.steps": 8, "rl.prompts_per_step": 10, "rl.optimizer.learning_rate": 1e-3,
         "rl.optimizer.schedule": "linear", "rl.optimizer.warmup_updates": 0}
@@ -96,7 +96,7 @@ def test_a_run_by_epochs_ends_when_their_prompts_are_used_up(tmp_path):
     assert runs.lines(tmp_path / "run") == before  # nothing was left to do
 
 
-def test_an_exhausted_epoch_trains_on_what_it_has(tmp_path):
+def test_an_exhausted_epoch_trains_on_what_it_has(tmp_path):  # B05
     changes = _with_prompts(tmp_path, keep={0, 2}, of=3) | {
         "rl.steps": 5, "rl.epochs": 1, "rl.prompts_per_step": 3,
         "dynamic_sampling.at_limit": "error"}
@@ -107,7 +107,7 @@ def test_an_exhausted_epoch_trains_on_what_it_has(tmp_path):
     assert _updates(tmp_path / "run", changes) == 1
 
 
-def test_without_a_filter_each_prompt_is_sampled_once_per_epoch(tmp_path):
+def test_without_a_filter_each_prompt_is_sampled_once_per_epoch(tmp_path):  # B55
     changes = _with_prompts(tmp_path, keep=set(), of=9) | {
         "rl.algorithm.preset": "grpo", "rl.steps": 0, "rl.epochs": 1, "rl.prompts_per_step": 3,
         "rl.samples_per_prompt": 2}
@@ -123,7 +123,7 @@ def test_without_a_filter_each_prompt_is_sampled_once_per_epoch(tmp_path):
 # ------------------------------------------------------------------------------------------- limits
 
 
-def test_a_limit_ends_the_run_with_its_reason_and_nothing_trained(tmp_path, caplog):
+def test_a_limit_ends_the_run_with_its_reason_and_nothing_trained(tmp_path, caplog):  # B03
     changes = RL | {"task.reward": "tests.run_rewards:one", "dynamic_sampling.at_limit": "error",
                     "dynamic_sampling.predictor.max_multiplier": 2.0}
     assert runs.run(tmp_path, changes) == command_line.LIMIT
@@ -139,7 +139,7 @@ def test_a_limit_ends_the_run_with_its_reason_and_nothing_trained(tmp_path, capl
     assert runs.run(tmp_path, changes) == command_line.LIMIT  # again, and not for ever
 
 
-def test_empty_steps_are_logged_and_bounded(tmp_path, caplog):
+def test_empty_steps_are_logged_and_bounded(tmp_path, caplog):  # B04
     changes = RL | {"task.reward": "tests.run_rewards:one", "dynamic_sampling.at_limit": "skip"}
     assert runs.run(tmp_path, changes) == command_line.LIMIT
     assert "max_empty_steps = 3 steps in a row" in caplog.text
@@ -156,7 +156,7 @@ def test_empty_steps_are_logged_and_bounded(tmp_path, caplog):
 # --------------------------------------------------------------------------------------- randomness
 
 
-def test_visits_and_seeds_draw_differently_and_runs_repeat(tmp_path):
+def test_visits_and_seeds_draw_differently_and_runs_repeat(tmp_path):  # B57
     changes = _with_prompts(tmp_path, keep=set(), of=4) | {
         "rl.algorithm.preset": "grpo", "rl.steps": 2, "rl.optimizer.learning_rate": 1e-12}
     found = {}
@@ -243,7 +243,7 @@ def test_nothing_compiles_after_the_warm_up_whatever_the_shapes(tmp_path):
     assert [line["compiles"] for line in runs.lines(tmp_path)] == [0] * 11
 
 
-def test_invalid_samples_are_counted_and_left_out(tmp_path):
+def test_invalid_samples_are_counted_and_left_out(tmp_path):  # B71
     changes = RL | {"task.reward": "tests.run_rewards:fails", "rl.steps": 4}
     assert runs.run(tmp_path, changes) == command_line.DONE
     total = 0

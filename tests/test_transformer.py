@@ -9,8 +9,10 @@ import pytest
 import tiny
 import torch_model
 
+from dapo_jax import config
 from dapo_jax.models import gguf, layers, transformer
 from dapo_jax.models import spec as specs
+from dapo_jax.text import chat, gguf_vocabulary
 
 LLAMA3 = specs.RopeScaling("llama3", factor=8.0, original_context=16)
 LINEAR = specs.RopeScaling("linear", factor=4.0)
@@ -81,8 +83,12 @@ def test_smollm2_equals_transformers_reading_the_same_file(smollm2):
     torch = torch_model.torch()
     library = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")  # transformers reads GGUF files with it
-    tokens = np.array([[504, 3575, 282, 4649, 314, 7042, 30, 198, 1, 4093, 198, 2, 28, 17, 33, 45],
-                       [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 0, 49151, 7, 7, 7, 9, 2]])
+    tokenizer = gguf_vocabulary.from_gguf(smollm2.metadata)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    rendered = chat.render(chat.configured(config.Tokenizer(kind="gguf"), tokenizer), question)
+    asked = tokenizer.encode(rendered)
+    plain = tokenizer.encode("The capital of France is Paris; 12 + 35 = 47.\n" * 9)[:len(asked)]
+    tokens = np.array([plain, asked])
     model = library.AutoModelForCausalLM.from_pretrained(
         str(smollm2.path.parent), gguf_file=smollm2.path.name, dtype=torch.float32)
     with torch.no_grad():
