@@ -100,8 +100,7 @@ def _log_start(parts: setup.Parts) -> None:
     LOG.info("%.2f million parameters in %s; %d prompts to train on, %d held out; compiling",
              setup.parameter_count(parts.spec) / 1e6, parts.spec.compute_dtype,
              len(parts.train_table), len(parts.eval_table))
-    left_out = [f"{count} {name}" for name, count in parts.counts.items() if count]
-    if left_out:
+    if left_out := [f"{count} {name}" for name, count in parts.counts.items() if count]:
         LOG.warning("records left out: %s", ", ".join(left_out))
 
 

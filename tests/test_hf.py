@@ -114,10 +114,6 @@ def test_half_precision_is_read_to_the_bit(tmp_path, dtype):
     check(tree, {name: value.astype(np.float32) for name, value in values.items()})
 
 
-def test_the_metadata_of_a_folder_is_none(folder):
-    assert hf.open(folder).metadata is None
-
-
 # ------------------------------------------------------------------------------------ heads (B81)
 
 

@@ -33,10 +33,6 @@ class Folder:
     shapes: Mapping[str, tuple[int, ...]]  # by name of tensor
     files: Mapping[str, tuple[str, ...]]  # file -> names of its tensors
 
-    @property
-    def metadata(self) -> None:
-        """A folder has no GGUF metadata; its tokenizer has files of its own."""
-
 
 def open(path: pathlib.Path) -> Folder:
     """Read config.json and the headers of every weight file; ConfigError names what is wrong."""
