@@ -120,7 +120,7 @@ def majority(correct: Sequence[bool], answers: Sequence[str]) -> bool:
     return bool(correct[answers.index(winner)])
 
 
-def _checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
+def checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
     """Step and parameters of the checkpoint of step `wanted`, or of the newest (-1)."""
     nothing = config.ConfigError(f"--workdir={workdir} holds no complete checkpoint")
     if not (pathlib.Path(workdir) / "checkpoints").is_dir():  # opening it would make it
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
             "workdir": command_line.Flag(None, "directory of the run"),
             "checkpoint": command_line.Flag(-1, "step; -1: the newest")})
     parts = setup.prepare(cfg)
-    step, params = _checkpointed(parts, flags["workdir"], wanted=flags["checkpoint"])
+    step, params = checkpointed(parts, flags["workdir"], wanted=flags["checkpoint"])
     with pools.open(parts.reward, cfg.scoring) as pool:
         outcome = evaluate(compile_evaluator(parts, pool), params, step=step)
     print(json.dumps({"step": step, "prompts": len(parts.eval_table), **outcome.metrics}))

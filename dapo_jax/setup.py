@@ -49,8 +49,8 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a run is made of before anything is compiled."""
+class Model:
+    """What generating needs, before anything is compiled."""
 
     cfg: config.Config
     spec: specs.ModelSpec
@@ -58,11 +58,17 @@ class Parts:
     tokenizer: tokenizers.Tokenizer
     stop_ids: tuple[int, ...]
     stop_texts: tuple[str, ...]  # found after generating
+    mesh: Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts(Model):
+    """What a run is made of before anything is compiled."""
+
     reward: str  # module:function
     train_table: types.PromptTable
     eval_table: types.PromptTable
     counts: Mapping[str, int]  # of records left out, by reason
-    mesh: Mesh
     phases: tuple[Phase, ...]
 
     @property
@@ -71,8 +77,8 @@ class Parts:
         return sum(phase.steps for phase in self.phases)
 
 
-def prepare(cfg: config.Config) -> Parts:
-    """Read data and model headers and check them against the configuration."""
+def open_model(cfg: config.Config) -> Model:
+    """Read the model's header and its tokenizer and check them against the configuration."""
     weights = _open_weights(cfg.model)
     mesh = mesh_lib.make(cfg.mesh)
     tokenizer = load.tokenizer(
@@ -82,19 +88,27 @@ def prepare(cfg: config.Config) -> Parts:
     tokenizer = tokenizers.padded(tokenizer, spec.vocab)
     single, stop_texts = tokenizers.stops(tokenizer, cfg.rollout.stop)
     stop_ids = tuple(dict.fromkeys((*single, *tokenizer.stop_ids)))
-    chat = chats.configured(cfg.tokenizer, tokenizer)
+    mesh_lib.check_divides(mesh, cfg.rollout.slots, "rollout.slots")
+    return Model(cfg, spec, weights, tokenizer, stop_ids, stop_texts, mesh)
+
+
+def prepare(cfg: config.Config) -> Parts:
+    """Open the model and read the data; check all of it against the configuration."""
+    model = open_model(cfg)
+    chat = chats.configured(cfg.tokenizer, model.tokenizer)
     tables, counts = {}, {}
     for split in ("train", "eval"):
         records, left_out = sources.load(cfg, split)
         records = prompts.in_chat(records, chat, wrap=cfg.task.chat)
-        tables[split], more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_ids[0])
+        tables[split], more = prompts.table(records, model.tokenizer, cfg.prompts,
+                                            stop_id=model.stop_ids[0])
         counts |= {f"{split}: {name}": count for name, count in (left_out | more).items()}
     _check_context(cfg, tables)
-    phases = _phases(cfg, tables["train"], mesh)
+    phases = _phases(cfg, tables["train"], model.mesh)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
     base.resolve_reward(reward)
-    return Parts(cfg, spec, weights, tokenizer, stop_ids, stop_texts, reward, tables["train"],
-                 tables["eval"], counts, mesh, phases)
+    return Parts(**vars(model), reward=reward, train_table=tables["train"],
+                 eval_table=tables["eval"], counts=counts, phases=phases)
 
 
 def _open_weights(model: config.Model) -> gguf.File | hf.Folder | None:
@@ -141,7 +155,6 @@ def _check_context(cfg: config.Config, tables: Mapping[str, types.PromptTable]) 
 def _phases(
     cfg: config.Config, table: types.PromptTable, mesh: Mesh
 ) -> tuple[Phase, ...]:
-    mesh_lib.check_divides(mesh, cfg.rollout.slots, "rollout.slots")
     phases, first = [], 1
     for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
         steps = _steps(phase, len(table))
@@ -220,13 +233,13 @@ def _check_demonstrations(table: types.PromptTable, limit: int) -> None:
             "config.sft.completion_buckets")
 
 
-def key(parts: Parts, purpose: int) -> jax.Array:
+def key(parts: Model, purpose: int) -> jax.Array:
     """The key of one purpose, on every device of the mesh."""
     root = jax.random.fold_in(jax.random.key(parts.cfg.seed), purpose)
     return mesh_lib.put(root, mesh_lib.replicated(parts.mesh))
 
 
-def sampling(parts: Parts, **changes: object) -> draw.Sampling:
+def sampling(parts: Model, **changes: object) -> draw.Sampling:
     """How completions are drawn in training; `changes` for evaluation."""
     rollout = parts.cfg.rollout
     drawn = draw.Sampling(max_new_tokens=rollout.max_new_tokens, stop_ids=parts.stop_ids,
@@ -247,7 +260,7 @@ def parameter_count(spec: specs.ModelSpec) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def initial_params(parts: Parts) -> types.Tree:
+def initial_params(parts: Model) -> types.Tree:
     """Random or loaded parameters, made straight into their shards."""
     shardings = mesh_lib.param_shardings(parts.mesh, parts.spec)
     if parts.weights is None:
