@@ -6,7 +6,7 @@
 rollout  completions of max_new_tokens tokens for rl.prompts_per_step prompts of the longest
          bucket (uneven: lengths drawn from a heavy tail: lognormal, median 0.1 of the limit)
 update   one optimizer update over as many full completions
-step     real steps of the configured run, in a folder that is removed; per phase of a step
+step     steps of the configured RL phase, rewarded by a coin, in a folder that is removed
 
 Prints a table: tokens per second of the wall clock and of processor time, compile seconds, peak
 memory, and operations and bytes per second beside those that one matrix product and one copy
@@ -108,10 +108,14 @@ def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
 
 
 def bench_step(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
-    """Run the RL phase for `repeats` steps after two that are not counted."""
+    """Run the RL phase for `repeats` steps after two that are not counted.
+
+    The model is untrained and would get nothing right, so the reward is a coin (envs/coin.py).
+    """
     cfg = dataclasses.replace(
         cfg, sft=dataclasses.replace(cfg.sft, steps=0, epochs=0),
         rl=dataclasses.replace(cfg.rl, steps=repeats + 2),
+        task=dataclasses.replace(cfg.task, reward="dapo_jax.envs.coin:score"),
         eval=dataclasses.replace(cfg.eval, every=0, prompts=1, samples=1, greedy=False),
         checkpoint=dataclasses.replace(cfg.checkpoint, every=0))
     with tempfile.TemporaryDirectory() as workdir:
@@ -124,7 +128,7 @@ def bench_step(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
     steps = [line for line in lines if line["phase"] == "rl"][2:]
     seconds = {phase: [line[f"time/{phase}"] for line in steps] for phase in PHASES}
     tokens = [line["sampling/tokens"] for line in steps]
-    figures = {f"{phase}: seconds": _spread(values) for phase, values in seconds.items()}
+    figures: dict[str, Any] = {f"{phase}: seconds": _spread(values) for phase, values in seconds.items()}
     return figures | {
         "tokens sampled per step": _spread(tokens),
         "sampled tokens per second of a step": _spread(
