@@ -122,6 +122,8 @@ def close(writer: Writer) -> None:
 
 def plain(value: Any) -> Any:
     """`value` as JSON can hold it: arrays and scalars as numbers or lists, not finite as None."""
+    if value is None or type(value) in (str, bool, int):  # most of what is written, by far
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
