@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dapo_jax import config
+from dapo_jax.data import identity
 from dapo_jax.envs import arithmetic, base
 
 NAMED = 20  # bad lines that a message names; the rest are counted
@@ -28,6 +29,11 @@ def task(name: str) -> base.Task:
     if name not in TASKS:
         raise config.ConfigError(f"config.task.name is {name!r}; there are: {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def prompt_key(record: base.Record) -> str:
+    """32 hexadecimal digits that name a record's prompt, as files of pass rates do."""
+    return identity.prompt_key(record)
 
 
 def read_jsonl(path: str, *, prompt_field: str, answer_field: str, on_bad: str = "error",
