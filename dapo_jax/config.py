@@ -70,25 +70,32 @@ class Tokenizer:
 @dataclasses.dataclass(frozen=True)
 class Task:
     name: str = option("arithmetic", "what is asked and how it is scored",
-                       ("arithmetic", "jsonl"))
+                       ("arithmetic", "countdown", "reasoning_gym", "math", "multiple_choice",
+                        "jsonl"))
+    dataset: str = option("", "reasoning_gym: the data set (python -m dapo_jax.envs lists them), "
+                          "or several with commas between them")
+    options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "
+                            "and value such as (('max_terms', 2),)")
     train_path: str = option("", "jsonl: the training file")
     eval_path: str = option("", "jsonl: the held-out file; empty: hold out eval.prompts training "
                             "rows")
     prompt_field: str = option("prompt", "jsonl: field of the prompt, a text or chat messages")
     answer_field: str = option("answer", "jsonl: field of the right answer")
-    template: str = option("{prompt}", "text around each prompt, or around the user's last message")
+    template: str = option("{prompt}", "text around each prompt, or around the user's last "
+                           "message; or a name: plain, line, qa, dapo, boxed, hashes, tags, chat "
+                           "(envs/templates.py)")
     chat: bool = option(False, "give prompts that are texts to the chat template, as the user's "
                         "message; messages always are")
     reward: str = option("", "module:function(text, record); empty: the task's own")
     bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
                               ("error", "skip"))
-    train_size: int = option(20000, "arithmetic: training problems drawn; jsonl: limit, 0 none")
+    train_size: int = option(20000, "training problems drawn; of files: limit, 0 none")
     levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic: (digits, share) pairs; "
                             "digits of both operands, or (left, right)")
     operators: str = option("+", "arithmetic: drawn evenly from these")
     digits: int = option(0, "arithmetic: every number is filled with leading zeros to this many")
     spaced: bool = option(False, "arithmetic: '12 + 35 = ' instead of '12+35='")
-    shots: int = option(0, "arithmetic: solved examples before the question, a line each")
+    shots: int = option(0, "solved examples before the question (not of files)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +224,8 @@ class Evaluation:
     top_k: int = option(0, "as in rollout")
     top_p: float = option(1.0, "as in rollout")
     greedy: bool = option(True, "report greedy accuracy too")
+    page_rows: int = option(2000, "responses in DIR/eval/step_N.html, those of the first prompts; "
+                            "0: no page. All are in DIR/samples")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Where prompts come from: the tasks by name, and JSON Lines files read with every fault named."""
 
+import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dapo_jax import config
 from dapo_jax.data import identity
-from dapo_jax.envs import arithmetic, base
+from dapo_jax.envs import arithmetic, base, countdown, math, multiple_choice, reasoning_gym
 
 NAMED = 20  # bad lines that a message names; the rest are counted
 BOM = b"\xef\xbb\xbf"
@@ -136,8 +137,11 @@ def _listing(bad: list[str]) -> str:
                       *rest])
 
 
-def _build_jsonl(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
-    """Rows of the split's own file, or of the training file with some held out."""
+def _build_jsonl(
+    cfg: config.Config, split: str, *, prepare: Callable[..., list[base.Record]] | None = None
+) -> tuple[list[base.Record], dict[str, int]]:
+    """Rows of the split's own file, or of the training file with some held out; `prepare` makes
+    the task's records of them."""
     files = {"train": cfg.task.train_path, "eval": cfg.task.eval_path}
     if not cfg.task.train_path:
         raise config.ConfigError("config.task.train_path is empty: name the training file")
@@ -148,6 +152,8 @@ def _build_jsonl(cfg: config.Config, split: str) -> tuple[list[base.Record], dic
         rows, bad = _read(cfg.task, cfg.task.train_path, limit=0)
         train, held_out = _hold_out(rows, cfg.eval.prompts, path=cfg.task.train_path)
         rows = held_out if split == "eval" else train[:size or None]
+    if prepare:
+        rows = prepare(rows, source=files[split] or cfg.task.train_path)
     records = [{**row, "prompt": _templated(cfg.task.template, row["prompt"])} for row in rows]
     return records, {"bad": len(bad)}
 
@@ -195,5 +201,12 @@ def _identity(row: base.Record) -> str:
 
 TASKS = {
     "arithmetic": arithmetic.TASK,
-    "jsonl": base.Task("jsonl", _build_jsonl, "dapo_jax.envs.math_answers:last_number"),
+    "countdown": countdown.TASK,
+    "reasoning_gym": reasoning_gym.TASK,
+    "math": math.task(_build_jsonl),
+    "multiple_choice": multiple_choice.task(
+        functools.partial(_build_jsonl, prepare=multiple_choice.checked)),
+    "jsonl": base.Task("jsonl", _build_jsonl, "dapo_jax.envs.math_answers:last_number",
+                       purpose="records of prompt and answer; the answer's text counts too",
+                       examples=math.EXAMPLES),
 }
