@@ -76,11 +76,31 @@ class Task:
                           "or several with commas between them")
     options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "
                             "and value such as (('max_terms', 2),)")
-    train_path: str = option("", "jsonl: the training file")
-    eval_path: str = option("", "jsonl: the held-out file; empty: hold out eval.prompts training "
-                            "rows")
-    prompt_field: str = option("prompt", "jsonl: field of the prompt, a text or chat messages")
-    answer_field: str = option("answer", "jsonl: field of the right answer")
+    train_path: str = option("", "files: the training file (.jsonl, .parquet), or the folder of a "
+                             "data set that TFDS built")
+    eval_path: str = option("", "files: the held-out file; empty: hold out eval.prompts training "
+                            "prompts")
+    train_split: str = option("train", "TFDS: split of train_path, or a part such as train[:10%]")
+    eval_split: str = option("test", "TFDS: split of eval_path")
+    train_sources: tuple = option((), "files: several instead of train_path, each a dict of path "
+                                  "and, where it differs from this section, split, format, "
+                                  "prompt_field, answer_field, answer_rule, demonstration_field, "
+                                  "and weight, its share")
+    eval_sources: tuple = option((), "files: the same instead of eval_path")
+    format: str = option("fields", "files: laid out as the published data set of that name "
+                         "(README), or by the fields below",
+                         ("fields", "gsm8k", "math", "math500", "aime", "dapo"))
+    prompt_field: str = option("prompt", "files: field of the prompt, a text or chat messages; a.b "
+                               "is field b of the object a")
+    answer_field: str = option("answer", "files: field of the right answer")
+    answer_rule: str = option("whole", "files: the answer is the whole field, or what follows its "
+                              "last ####, or what is in its last \\boxed{}",
+                              ("whole", "hashes", "boxed"))
+    demonstration_field: str = option("demonstration", "files: field of a worked answer, for SFT")
+    where: tuple = option((), "files: (field, values) pairs; rows with another value are left out")
+    pass_rates: str = option("", "a JSON Lines file of prompt_key and pass_rate: only training "
+                             "prompts whose rate lies in pass_rate_range are used")
+    pass_rate_range: tuple = option((0.0, 1.0), "with pass_rates: lowest and highest rate")
     template: str = option("{prompt}", "text around each prompt, or around the user's last "
                            "message; or a name: plain, line, qa, dapo, boxed, hashes, tags, chat "
                            "(envs/templates.py)")

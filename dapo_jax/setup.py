@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dapo_jax import config, types
-from dapo_jax.data import prompts, sources
+from dapo_jax.data import sources
+from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import base
 from dapo_jax.learner import algorithms, optim, packing, update
@@ -75,9 +76,10 @@ def prepare(cfg: config.Config) -> Parts:
     """Read data and model headers and check them against the configuration."""
     weights = _open_weights(cfg.model)
     mesh = mesh_lib.make(cfg.mesh)
-    tokenizer = load.tokenizer(
-        cfg.tokenizer, metadata=weights.metadata if isinstance(weights, gguf.File) else None,
-        model_folder=cfg.model.path if cfg.model.source == "folder" else "")
+    recipe = load.Recipe(
+        cfg.tokenizer, weights.metadata if isinstance(weights, gguf.File) else None,
+        cfg.model.path if cfg.model.source == "folder" else "")
+    tokenizer = load.made(recipe)
     spec = _spec(cfg, weights, tokenizer)
     tokenizer = tokenizers.padded(tokenizer, spec.vocab)
     single, stop_texts = tokenizers.stops(tokenizer, cfg.rollout.stop)
@@ -85,10 +87,9 @@ def prepare(cfg: config.Config) -> Parts:
     chat = chats.configured(cfg.tokenizer, tokenizer)
     tables, counts = {}, {}
     for split in ("train", "eval"):
-        records, left_out = sources.load(cfg, split)
-        records = prompts.in_chat(records, chat, wrap=cfg.task.chat)
-        tables[split], more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_ids[0])
-        counts |= {f"{split}: {name}": count for name, count in (left_out | more).items()}
+        tables[split], left_out = prompt_tables.load(
+            cfg, split, tokenizer=tokenizer, recipe=recipe, chat=chat, stop_id=stop_ids[0])
+        counts |= {f"{split}: {name}": count for name, count in left_out.items()}
     _check_context(cfg, tables)
     phases = _phases(cfg, tables["train"], mesh)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
