@@ -9,6 +9,7 @@ import runs
 
 from dapo_jax import command_line, evaluate, setup
 from dapo_jax.envs import pool as pools
+from dapo_jax.runtime import eval_figures
 
 LEVELS = {"task.levels": ((1, 1.0), (2, 1.0)), "prompts.buckets": (4, 6)}
 
@@ -19,14 +20,14 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(samples, correct):
     for k in range(1, samples + 1):
         draws = list(itertools.combinations(right, k))
         share = sum(any(draw) for draw in draws) / len(draws)
-        assert evaluate.pass_at_k(samples, correct, k) == pytest.approx(share, abs=1e-12)
+        assert eval_figures.pass_at_k(samples, correct, k) == pytest.approx(share, abs=1e-12)
 
 
 @pytest.mark.parametrize("answers, correct, wanted", [
     ("a", "1", True), ("aab", "110", True), ("aab", "001", False), ("abb", "100", False),
     ("ab", "10", True), ("ab", "01", False), ("abcb", "0101", True)])
 def test_the_majority_is_the_most_frequent_answer_and_the_first_of_equals(answers, correct, wanted):
-    assert evaluate.majority([c == "1" for c in correct], list(answers)) is wanted
+    assert eval_figures.majority([c == "1" for c in correct], list(answers)) is wanted
 
 
 @pytest.fixture(scope="module")
