@@ -106,7 +106,8 @@ def by_pass_rate(prompts: np.ndarray, path: str, bounds: tuple[float, float]
 def read_pass_rates(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Keys u64[m, 2] and rates f64[m] of a file with "prompt_key" and "pass_rate" in each row.
 
-    ConfigError names the file and the first row that is wrong.
+    A rate of null, of a prompt none of whose answers could be scored, is none. ConfigError names
+    the file and the first row that is wrong.
     """
     keys, rates = [], []
     for chunk in files.chunks(path, "jsonl", split=""):
@@ -115,14 +116,15 @@ def read_pass_rates(path: str) -> tuple[np.ndarray, np.ndarray]:
                 key, rate = _pass_rate(row)
             except ValueError as error:
                 raise config.ConfigError(f"{chunk.place(number)}: {error}") from error
-            keys.append(key)
-            rates.append(rate)
+            if rate is not None:
+                keys.append(key)
+                rates.append(rate)
     if not keys:
         raise config.ConfigError(f"{path} holds no pass rate")
     return identity.numbers(keys), np.array(rates)
 
 
-def _pass_rate(row: dict | str) -> tuple[bytes, float]:
+def _pass_rate(row: dict | str) -> tuple[bytes, float | None]:
     if isinstance(row, str):
         raise ValueError(row)
     key, rate = row.get(identity.KEY), row.get("pass_rate")
@@ -132,6 +134,8 @@ def _pass_rate(row: dict | str) -> tuple[bytes, float]:
         digest = b""
     if len(digest) != 16:
         raise ValueError(f"'prompt_key' is {json.dumps(key)}, not 32 hexadecimal digits")
+    if "pass_rate" in row and rate is None:
+        return digest, None
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
         raise ValueError(f"'pass_rate' is {json.dumps(rate)}, not a number from 0 to 1")
     return digest, float(rate)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dapo_jax import config
 from dapo_jax.envs import base, templates
 
 MOST = 26  # options: a letter each
@@ -96,14 +95,3 @@ def task(build: base.Build) -> base.Task:
         purpose="records of prompt, choices and answer; a letter or an option's text answers",
         examples=(convert({"prompt": "Which of these is a prime number?", "answer": "B",
                            "choices": ["21", "23", "25"]}),))
-
-
-def checked(rows: Sequence[Mapping[str, Any]], *, source: str) -> list[base.Record]:
-    """All rows converted; ConfigError names the first that cannot be."""
-    records = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            records.append(convert(row))
-        except ValueError as error:
-            raise config.ConfigError(f"{source}, record {number}: {error}") from error
-    return records

@@ -1,5 +1,6 @@
 """Before anything is sampled: does the scorer accept an answer in the template's own form?"""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,12 @@ def check(
     right answer may be a worked solution: then what `extract` finds in it counts too.
     """
     pool.ready(workers)
-    shown = [record for record in records if record["answer"] != base.NO_ANSWER][:CHECKED]
-    if template not in templates.TEMPLATES or not shown:
+    if template not in templates.TEMPLATES:
+        return
+    # Large data is read record by record: only so many as are needed.
+    shown = list(itertools.islice(
+        (record for record in records if record["answer"] != base.NO_ANSWER), CHECKED))
+    if not shown:
         return
     forms = [[templates.answered(template, answer)
               for answer in (record["answer"], extract(record["answer"], record) or "")]
