@@ -1,5 +1,6 @@
 """Rows of JSON Lines, Parquet and TFDS data sets, in chunks that any process can read alone."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -206,20 +207,31 @@ def _data_source(path: str, split: str) -> Sequence[Any]:
     """Random access to a data set that TFDS built of ArrayRecord files, without TensorFlow."""
     import tensorflow_datasets as tfds
 
-    try:
+    with _named(path, split):
         return tfds.builder_from_directory(path).as_data_source(split)
-    except (ValueError, NotImplementedError, OSError) as error:
+
+
+@contextlib.contextmanager
+def _named(path: str, split: str) -> Iterator[None]:
+    """ConfigError for whatever the libraries raise, of which there are many kinds."""
+    try:
+        yield
+    except Exception as error:
         raise config.ConfigError(f"{path}, split {split!r}: {error}") from error
 
 
 def _cut_tfds(path: str, split: str) -> Iterator[Chunk]:
-    count = len(_data_source(path, split))
+    source = _data_source(path, split)
+    with _named(path, split):
+        count = len(source)
     for start in range(0, count, CHUNK_ROWS):
         yield Chunk(path, "tfds", start, min(start + CHUNK_ROWS, count), start + 1, split)
 
 
 def _tfds_rows(chunk: Chunk) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    found = _data_source(chunk.path, chunk.part).__getitems__(range(chunk.start, chunk.stop))
+    source = _data_source(chunk.path, chunk.part)
+    with _named(chunk.path, chunk.part):
+        found = source.__getitems__(range(chunk.start, chunk.stop))
     yield from _plain_rows(found, chunk.number)
 
 
