@@ -27,7 +27,7 @@ SPLITS = ("train", "eval")
 _SIGNS = str.maketrans("×·−÷", "**-/")
 _LATEX = ((r"\times", "*"), (r"\cdot", "*"), (r"\div", "/"), (r"\left", ""), (r"\right", ""),
           ("$", ""))
-_TOKEN = re.compile(r"\s*(?:(\d{1,18})(?!\d)|([-+*/()]))")
+_TOKEN = re.compile(r"\s*(?:([0-9]{1,18})(?!\d)|([-+*/()]))")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,24 +50,25 @@ def chosen_letter(answer: str, choices: Sequence[str]) -> str | None:
     """The letter of the option that `answer` is: "b", "(B)", "B. its text" or its text."""
     answer = _DRESS.sub(r"\1", answer).strip("*$ \t\n").rstrip(".").strip("*$ \t")
     texts = [_plain(choice) for choice in choices]
-    if _plain(answer) in texts:
-        return chr(ord("A") + texts.index(_plain(answer)))
     named = _LETTER.fullmatch(answer)
-    if named is None:
-        return None
-    place = ord(named[1].upper()) - ord("A")
+    place = ord(named[1].upper()) - ord("A") if named else len(choices)
     # After a letter only that option's own text may stand: "A or B" chooses nothing.
     if place < len(choices) and _plain(named[2]) in ("", texts[place]):
         return named[1].upper()
-    return None
+    return _of_text(answer, texts)
+
+
+def _of_text(answer: str, texts: Sequence[str]) -> str | None:
+    """The letter of the option with that text."""
+    return chr(ord("A") + texts.index(_plain(answer))) if _plain(answer) in texts else None
 
 
 def _gold(answer: str, choices: Sequence[str]) -> str:
     if len(answer) == 1 and "A" <= answer.upper() < chr(ord("A") + len(choices)):
         return answer.upper()
-    texts = [_plain(choice) for choice in choices]
-    if _plain(answer) in texts:
-        return chr(ord("A") + texts.index(_plain(answer)))
+    letter = _of_text(answer, [_plain(choice) for choice in choices])
+    if letter:
+        return letter
     if answer.isdecimal() and int(answer) < len(choices):
         return chr(ord("A") + int(answer))
     raise ValueError(f"'answer' is {answer!r}: neither a letter, text nor number of 'choices'")
