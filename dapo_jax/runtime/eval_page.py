@@ -33,8 +33,8 @@ p, .faint { color: var(--faint); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .8rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left;
-  white-space: nowrap; }
-th { color: var(--faint); font-weight: 600; }
+  vertical-align: top; }
+th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 #bar { position: sticky; top: 0; background: var(--paper); border-bottom: 1px solid var(--line);
   padding: .6rem 0; display: flex; flex-wrap: wrap; gap: .4rem; align-items: center; z-index: 1; }
 button, select, input { font: inherit; font-size: .85rem; color: inherit; background: var(--card);
@@ -52,6 +52,7 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
 .verdict { font-weight: 600; }
 .right { color: var(--right); } .wrong { color: var(--wrong); }
 .invalid, .mark { color: var(--other); }
+@media (max-width: 40rem) { #bar { position: static; } }
 code { font: .85em ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap;
   unicode-bidi: isolate; }
 </style>
@@ -83,10 +84,13 @@ const PROMPTS = JSON.parse(document.getElementById("data").textContent);
 const PAGE = 20, byId = (id) => document.getElementById(id);
 let kind = "all", found = [], shown = 0;
 
-// Signs that cannot be seen, or turn what is beside them, are written out.
+// Signs that cannot be seen, turn what is beside them, or are half of a pair are written out.
+const CONTROLS = "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u200b-\\u200f\\u2028-\\u202e" +
+  "\\u2060-\\u206f\\ufeff]", LONE = "[\\ud800-\\udbff](?![\\udc00-\\udfff])" +
+  "|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]";
+const HIDDEN = new RegExp(CONTROLS + "|" + LONE, "g");
 const visible = (text) => text.replace(
-  /[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]/g,
-  (sign) => "\\\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0"));
+  HIDDEN, (sign) => "\\\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0"));
 
 function add(parent, tag, classes, text) {
   const node = document.createElement(tag);
