@@ -35,7 +35,7 @@ def test_any_cut_of_json_lines_gives_each_line_once_with_its_number(tmp_path, mo
 
 @pytest.mark.parametrize("line, words", [
     ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' stands in it twice"), ('{"a": NaN}', "NaN"),
-    ('{"a": "\\ud800"}', "surrogates"), ('{"a": ', "not valid JSON"), ("[1]", "list, not an object"),
+    ('{"a": "\\ud800"}', "surrogates"), ('{"a": ', "not valid JSON"), ("[1]", "list, not an"),
     ("\udcff", "not UTF-8 (byte 0)"), ('{"a": "\x01"}', "control character"),
     ("\ufeff{}", "BOM")])
 def test_a_line_that_is_no_object_says_why(tmp_path, line, words):

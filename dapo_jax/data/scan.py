@@ -54,6 +54,15 @@ def scan(rules: Rules, chunk: files.Chunk) -> Scanned:
                    tuple(bad[:NAMED]))
 
 
+def nothing(given: None) -> None:
+    """What a process prepares for `scan_job`."""
+
+
+def scan_job(ready: None, job: tuple[Rules, files.Chunk]) -> Scanned:
+    """`scan` as data.workers calls it."""
+    return scan(*job)
+
+
 def chosen(chunk: files.Chunk, rules: Rules, places: np.ndarray) -> Iterator[tuple[str, Any]]:
     """What errors call it, and the record, of the rows at ascending `places` of a chunk."""
     wanted = set(places.tolist())

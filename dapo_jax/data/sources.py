@@ -43,7 +43,14 @@ def load(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, i
         inside, more = selection.by_pass_rate(keys, cfg.task.pass_rates, cfg.task.pass_rate_range)
         records = [record for record, used in zip(records, inside) if used]
         counts = counts | more
+        _check_some(len(records), counts)
     return records, counts
+
+
+def _check_some(left: int, counts: dict[str, int]) -> None:
+    if not left:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+        raise config.ConfigError(f"no prompt is left to use; left out: {reasons}")
 
 
 def task(name: str) -> base.Task:
@@ -88,6 +95,7 @@ def select(cfg: config.Config, split: str) -> tuple[Selected, dict[str, int]]:
     chosen = identity.first_of_each(rows.identity)
     counts["duplicates"] = len(rows.identity) - len(chosen)
     chosen, more = _of_split(cfg, split, own, rows, chosen, found)
+    _check_some(len(chosen), counts | more)
     return _selected(scanned, found, chosen), counts | more
 
 
@@ -138,18 +146,12 @@ def _scanned(found: tuple[origins.Source, ...], stamps: tuple[tuple[int, ...], .
               for chunk in files.chunks(source.path, source.kind, split=source.split)]
     jobs = [(found[number].rules, chunk) for number, chunk in chunks]
     if origins.large(found):
-        results = workers.ordered(_scan, jobs, prepare=_nothing, given=None, title="reading data")
+        results = workers.ordered(scan.scan_job, jobs, prepare=scan.nothing, given=None,
+                                  title="reading data")
     else:
         results = (scan.scan(*job) for job in jobs)
-    return tuple((number, chunk, result) for (number, chunk), result in zip(chunks, results))
-
-
-def _nothing(given: None) -> None:
-    return None
-
-
-def _scan(ready: None, job: tuple[scan.Rules, files.Chunk]) -> scan.Scanned:
-    return scan.scan(*job)
+    return tuple((number, chunk, result)
+                 for (number, chunk), result in zip(chunks, results, strict=True))
 
 
 def _counted(scanned: Sequence[Part], found: Sequence[origins.Source],

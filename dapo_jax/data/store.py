@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -81,7 +82,7 @@ def load(name: str) -> tuple[types.PromptTable, dict[str, Any]] | None:
         return None
     try:
         return _open(kept / name)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         LOG.warning("%s: the kept table is broken (%s); making it again", kept / name, error)
         shutil.rmtree(kept / name, ignore_errors=True)
         return None
