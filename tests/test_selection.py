@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_jax import config
+from dapo_jax import config, config_checks
 from dapo_jax.data import identity, selection, sources
 
 
@@ -165,6 +165,12 @@ def test_a_bad_row_of_pass_rates_is_named(tmp_path, row, words):
     with pytest.raises(config.ConfigError) as caught:
         selection.read_pass_rates(path)
     assert f"{path}, line 2" in str(caught.value) and words in str(caught.value)
+
+
+@pytest.mark.parametrize("bounds", [(0.5,), (0.6, 0.5), (-0.1, 1), (0, 1.1), ("a", 1)])
+def test_a_range_that_is_none_is_refused(bounds):
+    with pytest.raises(config.ConfigError, match="task.pass_rate_range"):
+        config_checks.check(config.Config(task=config.Task(pass_rate_range=bounds)))
 
 
 def test_a_filter_that_leaves_nothing_says_so(tmp_path):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from dapo_jax import config
@@ -16,6 +16,7 @@ KINDS = ("jsonl", "parquet", "tfds")
 CHUNK_BYTES = 4 * 2 ** 20  # of JSON Lines
 CHUNK_ROWS = 8192  # of the others
 BOM = b"\xef\xbb\xbf"
+Placed = tuple[int, int, dict[str, Any] | str]  # place in chunk, number in file, row or fault
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 
 
@@ -81,10 +82,13 @@ def chunks(path: str, kind: str, *, split: str) -> tuple[Chunk, ...]:
         raise _unreadable(path, error) from error
 
 
-def rows(chunk: Chunk) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Number and content of each row, or what is wrong with it; blank lines do not count."""
+def rows(chunk: Chunk, wanted: Set[int] | None = None) -> Iterator[Placed]:
+    """Place in the chunk, number and content of each row, or what is wrong with it.
+
+    Blank lines have no place. `wanted`: only the rows at these places.
+    """
     try:
-        yield from READERS[chunk.kind](chunk)
+        yield from READERS[chunk.kind](chunk, wanted)
     except OSError as error:
         raise _unreadable(chunk.path, error) from error
 
@@ -107,19 +111,21 @@ def _cut_jsonl(path: str, split: str) -> Iterator[Chunk]:
             number += block.count(b"\n")
 
 
-def _jsonl_rows(chunk: Chunk) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _jsonl_rows(chunk: Chunk, wanted: Set[int] | None) -> Iterator[Placed]:
     with open(chunk.path, "rb") as file:
         file.seek(chunk.start)
         block = file.read(chunk.stop - chunk.start)
     if len(block) < chunk.stop - chunk.start:
         raise config.ConfigError(f"{chunk.path} became shorter while it was read; start again")
-    for number, line in enumerate(block.split(b"\n"), start=chunk.number):
-        line = line.removeprefix(BOM) if number == 1 else line
-        if line.strip():
+    lines = enumerate(block.removeprefix(BOM).split(b"\n") if chunk.number == 1
+                      else block.split(b"\n"), start=chunk.number)
+    filled = ((number, line.strip()) for number, line in lines if not line.isspace() and line)
+    for place, (number, line) in enumerate(filled):
+        if wanted is None or place in wanted:
             try:
-                yield number, _object(line.strip())
+                yield place, number, _object(line)
             except ValueError as error:
-                yield number, str(error)
+                yield place, number, str(error)
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -194,9 +200,11 @@ def _group(path: str, group: int) -> Any:
         raise config.ConfigError(f"{path}: row group {group} cannot be read: {error}") from error
 
 
-def _parquet_rows(chunk: Chunk) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _parquet_rows(chunk: Chunk, wanted: Set[int] | None) -> Iterator[Placed]:
     part = _group(chunk.path, chunk.part).slice(chunk.start, chunk.stop - chunk.start)
-    yield from _plain_rows(part.to_pylist(), chunk.number)
+    whole = part.to_pylist()
+    places = range(len(whole)) if wanted is None else sorted(wanted)
+    yield from _plain_rows([whole[place] for place in places], places, chunk.number)
 
 
 # -------------------------------------------------------------------------------------------- TFDS
@@ -228,19 +236,20 @@ def _cut_tfds(path: str, split: str) -> Iterator[Chunk]:
         yield Chunk(path, "tfds", start, min(start + CHUNK_ROWS, count), start + 1, split)
 
 
-def _tfds_rows(chunk: Chunk) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _tfds_rows(chunk: Chunk, wanted: Set[int] | None) -> Iterator[Placed]:
     source = _data_source(chunk.path, chunk.part)
+    places = range(chunk.stop - chunk.start) if wanted is None else sorted(wanted)
     with _named(chunk.path, chunk.part):
-        found = source.__getitems__(range(chunk.start, chunk.stop))
-    yield from _plain_rows(found, chunk.number)
+        found = source.__getitems__([chunk.start + place for place in places])
+    yield from _plain_rows(found, places, chunk.number)
 
 
-def _plain_rows(found: Sequence[Any], first: int) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    for number, row in enumerate(found, start=first):
+def _plain_rows(found: Sequence[Any], places: Sequence[int], first: int) -> Iterator[Placed]:
+    for place, row in zip(places, found, strict=True):
         try:
-            yield number, {name: _plain(value) for name, value in row.items()}
+            yield place, first + place, {name: _plain(value) for name, value in row.items()}
         except UnicodeDecodeError as error:
-            yield number, f"it is not UTF-8 (byte {error.start})"
+            yield place, first + place, f"it is not UTF-8 (byte {error.start})"
 
 
 def _plain(value: Any) -> Any:

@@ -25,15 +25,15 @@ class Format:
     about: str = ""  # the published files that are laid out so
 
 
-def of(named: config.Task | Mapping[str, Any]) -> Format:
-    """The format that a task, or one of its sources, asks for."""
-    get = named.get if isinstance(named, Mapping) else lambda field: getattr(named, field)
-    shown = get("demonstration_field")
-    if get("format") != "fields":
-        made = FORMATS[get("format")]
-        changed = shown != Format.demonstration
-        return dataclasses.replace(made, demonstration=shown) if changed else made
-    return Format(get("prompt_field"), get("answer_field"), get("answer_rule"), shown)
+def of(task: config.Task, given: Mapping[str, Any]) -> Format:
+    """The format that a task asks for, `given` instead of its fields where a source has its own."""
+    asked = {"format": task.format, "prompt_field": task.prompt_field,
+             "answer_field": task.answer_field, "answer_rule": task.answer_rule,
+             "demonstration_field": task.demonstration_field} | given
+    shown = asked["demonstration_field"]
+    if asked["format"] == "fields":
+        return Format(asked["prompt_field"], asked["answer_field"], asked["answer_rule"], shown)
+    return dataclasses.replace(FORMATS[asked["format"]], demonstration=shown)
 
 
 def record(row: Row, form: Format) -> Record:

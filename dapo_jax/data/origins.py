@@ -9,7 +9,7 @@ from dapo_jax import config
 from dapo_jax.data import files, formats, scan
 
 LARGE = 8 * 2 ** 20  # bytes of files from which on several processes read them
-# Keys of a mixture's source; those that are fields of the task are taken from it where absent.
+# Keys of a mixture's source that stand for a field of the task.
 _FIELDS = ("format", "prompt_field", "answer_field", "answer_rule", "demonstration_field")
 _KEYS = ("path", "name", "split", "weight", *_FIELDS)
 
@@ -64,7 +64,7 @@ def _named(given: Any, where: str) -> Mapping[str, Any]:
 def _source(given: Mapping[str, Any], task: config.Task, split: str, convert: str) -> Source:
     path = given["path"]
     kind = "jsonl" if task.name == "jsonl" and _is_odd(path) else files.kind(path)
-    form = formats.of({name: given.get(name, getattr(task, name)) for name in _FIELDS})
+    form = formats.of(task, {name: given[name] for name in _FIELDS if name in given})
     if kind == "parquet":
         _check_columns(path, form)
     part = given.get("split", {"train": task.train_split, "eval": task.eval_split}[split])

@@ -76,9 +76,7 @@ def _records(chunk: files.Chunk, rules: Rules, wanted: set[int] | None = None
              ) -> Iterator[tuple[int, int, formats.Record | str]]:
     """Place, number, and the record or what is wrong, of all rows or of those at `wanted`."""
     convert = _function(rules.convert)
-    for place, (number, row) in enumerate(files.rows(chunk)):
-        if wanted is not None and place not in wanted:
-            continue
+    for place, number, row in files.rows(chunk, wanted):
         if not isinstance(row, str):
             try:
                 row = formats.labelled(convert(formats.record(row, rules.form)), rules.dataset)

@@ -111,7 +111,7 @@ def read_pass_rates(path: str) -> tuple[np.ndarray, np.ndarray]:
     """
     keys, rates = [], []
     for chunk in files.chunks(path, "jsonl", split=""):
-        for number, row in files.rows(chunk):
+        for _, number, row in files.rows(chunk):
             try:
                 key, rate = _pass_rate(row)
             except ValueError as error:
