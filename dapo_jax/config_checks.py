@@ -99,10 +99,18 @@ def check(cfg: config.Config) -> config.Config:
              "at least 1, or -1 for all devices that are left")
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
+    _check_pass_rates(cfg.task)
     drawn = cfg.task.name in ("arithmetic", "countdown", "reasoning_gym")
     _require(not drawn or cfg.task.train_size >= 1, "task.train_size", cfg.task.train_size,
              f"at least 1 for the task {cfg.task.name}")
     return cfg
+
+
+def _check_pass_rates(task: config.Task) -> None:
+    bounds = task.pass_rate_range
+    good = (len(bounds) == 2 and all(isinstance(one, (int, float)) for one in bounds)
+            and 0 <= bounds[0] <= bounds[1] <= 1)
+    _require(good, "task.pass_rate_range", bounds, "a lowest and a highest rate within 0 and 1")
 
 
 def _require(fact: bool, name: str, value: Any, rule: str) -> None:
