@@ -107,6 +107,10 @@ class Task:
     chat: bool = option(False, "give prompts that are texts to the chat template, as the user's "
                         "message; messages always are")
     reward: str = option("", "module:function(text, record); empty: the task's own")
+    reward_weights: tuple = option((), "(part, weight) pairs, summed to the shaped reward that is "
+                                   "learned from: task (1 if not named), format, length, "
+                                   "repetition, a key of the dict that the reward returns, or "
+                                   "module:function")
     bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
                               ("error", "skip"))
     train_size: int = option(20000, "training problems drawn; of files: limit, 0 none")
@@ -143,6 +147,8 @@ class Rollout:
 class Scoring:
     workers: int = option(1, "processes that score")
     timeout: float = option(10.0, "seconds for one answer, then its process is killed")
+    memory_mb: int = option(4096, "megabytes that a scoring process may allocate, 0: no limit; "
+                            "beyond them the answer fails")
     on_failure: str = option("mask", "an answer whose scoring failed: leave it out of loss and "
                              "group, or give it failure_reward", ("mask", "reward"))
     failure_reward: float = option(0.0, "used by on_failure=reward")

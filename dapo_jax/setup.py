@@ -16,7 +16,7 @@ from dapo_jax import config, types
 from dapo_jax.data import sources
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
-from dapo_jax.envs import base
+from dapo_jax.envs import parts as rewards
 from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
@@ -93,7 +93,7 @@ def prepare(cfg: config.Config) -> Parts:
     _check_context(cfg, tables)
     phases = _phases(cfg, tables["train"], mesh)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
-    base.resolve_reward(reward)
+    rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
     return Parts(cfg, spec, weights, tokenizer, stop_ids, stop_texts, reward, tables["train"],
                  tables["eval"], counts, mesh, phases)
 

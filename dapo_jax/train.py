@@ -68,7 +68,8 @@ def train(cfg: config.Config, workdir: str) -> int:
     metrics.count_compiles()
     parts = setup.prepare(cfg)
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(pools.open(parts.reward, cfg.scoring))
+        pool = stack.enter_context(pools.open(
+            parts.reward, cfg.scoring, weights=cfg.task.reward_weights))
         evaluate.check(parts, pool)
         _claim(workdir, cfg)
         stack.enter_context(checkpoint.sole_use(workdir))
