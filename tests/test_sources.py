@@ -151,6 +151,12 @@ def test_held_out_rows_are_never_trained_on_and_do_not_move_with_the_order(write
     assert {f"Q{text}" for text in prompts(shuffled, "eval")} == {*held_out}
 
 
+def test_a_held_out_prompt_with_two_answers_is_asked_once(write):
+    cfg = settings(write(rows(range(20)) + rows(range(20)).replace('r": ', 'r": 1')))
+    assert len(prompts(cfg, "eval")) == len(set(prompts(cfg, "eval"))) == 4
+    assert len(prompts(cfg, "train")) == 32
+
+
 def test_prompts_may_hold_messages_the_users_last_of_which_gets_the_template(write):
     talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]

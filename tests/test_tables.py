@@ -92,6 +92,22 @@ def test_a_large_table_equals_the_small_one(tmp_path, cache, request, split, cha
     assert made.records[-1] == made.records[len(made) - 1]
 
 
+def test_a_large_mixture_keeps_the_drawn_order_without_the_prompts_that_are_too_long(
+        tmp_path, cache, request):
+    paths = [write(tmp_path / f"{name}.jsonl") for name in "ab"]
+    paths[1].write_text(paths[1].read_text().replace(': "p', ': "other '))
+    several = tuple({"path": str(path), "weight": 1.0} for path in paths)
+    cfg = settings("", train_sources=several)
+    small, counts = tabled(cfg)
+    request.getfixturevalue("large")
+    made, made_counts = tabled(cfg)
+    assert plain(made) == plain(small)
+    assert {name: made_counts.get(name) for name in counts} == counts
+    assert made_counts["too_long"] > 2
+    names = [record["dataset"] for record in made.records]
+    assert names != sorted(names) and {*names} == {"a", "b"}
+
+
 def test_the_second_start_reads_no_row_and_encodes_nothing(tmp_path, cache, large, monkeypatch):
     cfg = settings(write(tmp_path / "d.jsonl"))
     first = plain(tabled(cfg)[0])

@@ -41,8 +41,8 @@ def kind(path: str) -> str:
     if os.path.isdir(path):
         if (pathlib.Path(path) / "dataset_info.json").is_file():
             return "tfds"
-        raise config.ConfigError(f"{path} is a folder without dataset_info.json: name a file in "
-                                 "it, or the folder NAME/VERSION of a data set that TFDS built")
+        raise config.ConfigError(f"{path!r} is a directory without dataset_info.json: name a file "
+                                 "in it, or NAME/VERSION of a data set that TFDS built")
     found = SUFFIXES.get(pathlib.Path(path).suffix.lower())
     if found is None:
         raise config.ConfigError(f"{path}: its name ends in none of {', '.join(SUFFIXES)}; "
