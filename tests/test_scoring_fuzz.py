@@ -23,11 +23,11 @@ PIECES = (
     "!", "$", "$$", r"\(", r"\)", r"\[", r"\]", r"\cdot", r"\times ", r"\div ", r"\pm ", r"\cup ",
     r"\infty", r"\pi ", r"\le ", r"\neq ", r"\approx ", r"\sum_{k=1}^{n}", r"\int_0^1 ", r"\prod",
     r"\lim_{x \to 0}", r"\binom{9}{4}", r"\begin{pmatrix}", r"\end{pmatrix}", r"\begin{cases}",
-    "&", r"\\", r"\circ", r"\overline{", r"\sin", r"\log_{2}", r"\ln ", r"\mathbb{R}", r"\in ", "=",
-    "<", ">", "+", "-", "*", "/", ",", ".", ":", ";", "%", r"\%", " ", "\n", "x", "y", "n",
-    "i", "e", "0", "1", "9", "12", "1,000", "0.5", "99999", "10^", "Answer:", "answer is ", "####", " or ",
-    " and ",
-    "\x00", "\x1b[2J", "\u2212", "\u0660", "\ud800", "\U0001d7d9", "\\", "\u00bd", "\u221e", "\r")
+    "&", r"\\", r"\circ", r"\overline{", r"\sin", r"\log_{2}", r"\ln ", r"\mathbb{R}", r"\in ",
+    "=", "<", ">", "+", "-", "*", "/", ",", ".", ":", ";", "%", r"\%", " ", "\n", "x", "y", "n",
+    "i", "e", "0", "1", "9", "12", "1,000", "0.5", "99999", "10^", "Answer:", "answer is ",
+    "####", " or ", " and ", "\x00", "\x1b[2J", "\u2212", "\u0660", "\ud800", "\U0001d7d9", "\\",
+    "\u00bd", "\u221e", "\r")
 HUGE = (1 << 20) // 2  # characters; of two bytes each, a megabyte
 
 fragments = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)

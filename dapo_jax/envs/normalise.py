@@ -113,7 +113,7 @@ def _unnamed(plain: str) -> str:
     """What comes after a name and "=", and after the last "=" of numbers alone."""
     named = _NAMED.match(plain)
     rest = plain[named.end():] if named else plain
-    if not (named or "=" in rest) or _VARIABLE.search(_COMMANDS.sub("", rest)):
+    if _VARIABLE.search(_COMMANDS.sub("", rest)):
         return plain  # an equation: y = 2x + 1
     chained = _LAST_EQUALS.match(rest)
     return rest[chained.end():] if chained else rest

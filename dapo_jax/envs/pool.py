@@ -228,7 +228,7 @@ def _take(pool: Pool, worker: Worker, call: _Call, kind: str, value: Any) -> boo
         worker.begun = False
     elif worker.items and (kind == "score" or kind in faults.KINDS):
         _settle(call, worker.items.popleft(), (kind, value))
-        if kind == "memory":  # it leaves now, and has cost its item already
+        if kind == "memory":  # it is replaced, and has cost its item already
             worker.begun = False
             call.spare += 1
     else:

@@ -8,6 +8,7 @@ after `BUDGET` function calls.
 
 import functools
 import logging
+import math
 import re
 import sys
 import threading
@@ -29,7 +30,12 @@ Profile = Callable[[FrameType, str, Any], None]
 _LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _DIGITS = re.compile(r"\d+")
-_GROWS = re.compile(r"\)\s*!|\}\s*!|!\s*!|\d{3,}\s*!|\\(?:binom|tbinom|dbinom|choose|uparrow)")
+_EXPONENT = re.compile(r"\s*(?:[-+]?\d+|\\[A-Za-z]+(?:\s*\{[^{}]*\})*|\S)?")
+_TOWER = re.compile(r"\d\s*[)}\]]*\s*\^|!")
+# Factorials of all but a letter or a number of two digits, large binomials, roots that are powers.
+_GROWS = re.compile(
+    r"(?:[^A-Za-z0-9\s]|\^\s*\w+|\d{3})\s*!(?!=)|\\Gamma|\\choose|\\uparrow|\\sqrt\s*\[(?!\s*\w{1,2}\s*\])"
+    r"|\\[td]?binom(?!\s*\{\s*\w{1,3}\s*\}\s*\{\s*\w{1,3}\s*\})")
 _FRACTION = re.compile(r"(?<![\d.^])(\d+)/(\d+)(?![\d.])")
 _LOCK = threading.Lock()  # neither the parser's tables nor sympy's caches are made for threads
 
@@ -84,28 +90,42 @@ def safe(expression: str) -> bool:
 
 
 def _small_powers(expression: str) -> bool:
+    """Whether every exponent, and a power's power, is at most MAX_POWER, and none is a tower."""
+    levels = [1]  # the largest power within each bracket that is open
+    closed = 1  # the same of the bracket that was closed last
     for at, character in enumerate(expression):
-        if character == "^":
-            exponent = _group(expression, at + 1)
-            size = 1
-            for digits in _DIGITS.findall(exponent):
-                size *= max(1, int(digits))
-            # A power of numbers in an exponent is a tower: 2^{3^4}; e^{x^2} is none.
-            if size > MAX_POWER or re.search(r"\d\s*[)}]*\s*\^|!", exponent):
-                return False
-            if expression[at + 1 + len(exponent):].lstrip(" }").startswith("^"):
+        step = _BRACKETS.get(character, 0)
+        if step > 0:
+            levels.append(1)
+        elif step < 0 and len(levels) > 1:
+            closed = levels.pop()
+            levels[-1] = max(levels[-1], closed)
+        elif character == "^":
+            grouped = expression[:at].rstrip()[-1:] in (")", "]", "}")
+            power = _power(expression, at + 1) * (closed if grouped else 1)
+            levels[-1] = max(levels[-1], power)
+            if power > MAX_POWER:
                 return False
     return True
 
 
-def _group(text: str, start: int) -> str:
-    """The bracketed group, or the single thing, that begins at `start`."""
-    while start < len(text) and text[start].isspace():
-        start += 1
+def _power(text: str, start: int) -> int:
+    """The product of all numbers of the exponent at `start`; beyond the limit for a tower."""
+    exponent = _EXPONENT.match(text, start)[0]
+    if text[start:].lstrip()[:1] in ("(", "[", "{"):
+        exponent = _bracket(text, start)
+    # A power of numbers in an exponent is a tower: 2^{3^4}; e^{x^2} is none.
+    if _TOWER.search(exponent) or text[start + len(exponent):].lstrip()[:1] == "^":
+        return MAX_POWER + 1
+    return math.prod(max(1, int(digits)) for digits in _DIGITS.findall(exponent))
+
+
+def _bracket(text: str, start: int) -> str:
+    """Up to where the bracket at `start`, after spaces, closes; or all that is left."""
     depth = 0
     for at in range(start, len(text)):
         depth += _BRACKETS.get(text[at], 0)
-        if depth <= 0 and not text[at].isdigit() and text[at] != "\\":
+        if depth <= 0 and not text[at].isspace():
             return text[start:at + 1]
     return text[start:]
 

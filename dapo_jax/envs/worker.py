@@ -2,8 +2,8 @@
 
 A request is a pickled list. A reply is a line of JSON, [kind, value]: "ready"; "failed" with the
 reason why the worker cannot serve; "begin" for each chunk; then for each item "score" with the task
-reward and the parts, or a kind of faults.KINDS with a message. After "memory" the worker ends, and
-after "leaving", which costs no item.
+reward and the parts, or a kind of faults.KINDS with a message. After "memory" the pool replaces the
+worker, as what it holds on to could fail the next items; after "leaving" too, at no item's cost.
 """
 
 import json
@@ -91,8 +91,6 @@ def _serve(scorer: parts.Scorer, items: list, timeout: float, replies: BinaryIO)
         if os.getpid() != here:
             os._exit(0)  # the reward forked, and the child came back from it too
         _reply(replies, *reply)
-        if reply[0] == "memory":
-            os._exit(0)  # what it holds on to would fail the next items
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
