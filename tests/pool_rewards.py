@@ -33,6 +33,9 @@ def act(text, record):
         os._exit(3)
     if text == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if text == "alarm":
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(1000)
     if text == "print":
         os.write(1, b"not a reply\n")
         print("[1, 2]" * 5000, flush=True)

@@ -14,8 +14,8 @@ import math
 import os
 import pickle
 import select
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -251,6 +251,8 @@ def _replace(pool: Pool, slot: int, call: _Call, kind: str) -> None:
         raise config.ConfigError(f"a worker for reward {pool.reward!r} ended with status {status} "
                                  f"before it could score, or took over {START_SECONDS:g} s")
     if worker.begun and worker.items:
+        if status == -signal.SIGALRM:  # its own alarm, since this process did not get to run
+            kind = "timeout"
         message = (f"{pool.reward}: no answer within {pool.cfg.timeout:g} s" if kind == "timeout"
                    else f"{pool.reward}: its worker ended with status {status}")
         _settle(call, worker.items.popleft(), (kind, message))
@@ -264,11 +266,8 @@ def _replace(pool: Pool, slot: int, call: _Call, kind: str) -> None:
 
 
 def _start(pool: Pool) -> Worker:
-    code = (f"import sys; sys.path[:] = {sys.path!r}; from {serving.__name__} import main; "
-            f"main({pool.reward!r}, {pool.given!r}, timeout={pool.cfg.timeout!r}, "
-            f"memory_mb={pool.cfg.memory_mb!r})")
-    mark = next(pool.marks)
-    return Worker(processes.start(code, mark), mark, time.monotonic() + START_SECONDS)
+    program, mark = serving.program(pool.reward, pool.given, pool.cfg), next(pool.marks)
+    return Worker(processes.start(program, mark), mark, time.monotonic() + START_SECONDS)
 
 
 def _refuse_types(pool: Pool, replies: list[Reply]) -> None:

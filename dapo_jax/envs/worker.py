@@ -12,14 +12,22 @@ import pickle
 import resource
 import select
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from dapo_jax import config
 from dapo_jax.envs import faults, parts, processes
 
 MESSAGE = 500  # characters of an error that are passed on
+
+
+def program(reward: str, weights: tuple, cfg: config.Scoring) -> str:
+    """What a fresh interpreter runs to be a worker."""
+    return (f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; "
+            f"main({reward!r}, {weights!r}, timeout={cfg.timeout!r}, memory_mb={cfg.memory_mb!r})")
 
 
 def main(reward: str, weights: tuple, *, timeout: float, memory_mb: int) -> None:
