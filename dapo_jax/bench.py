@@ -128,7 +128,8 @@ def bench_step(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
     steps = [line for line in lines if line["phase"] == "rl"][2:]
     seconds = {phase: [line[f"time/{phase}"] for line in steps] for phase in PHASES}
     tokens = [line["sampling/tokens"] for line in steps]
-    figures: dict[str, Any] = {f"{phase}: seconds": _spread(values) for phase, values in seconds.items()}
+    figures: dict[str, Any] = {
+        f"{phase}: seconds": _spread(values) for phase, values in seconds.items()}
     return figures | {
         "tokens sampled per step": _spread(tokens),
         "sampled tokens per second of a step": _spread(

@@ -59,11 +59,13 @@ LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
     "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
     "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
-    "scoring.workers": 1, "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
+    "scoring.workers": 1, "scoring.memory_mb": 0,
+    "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1, "dynamic_sampling.predictor.window": 1,
     "overlong.cache": 0, "overlong.factor": 0, "eval.every": 0, "eval.prompts": 1,
-    "eval.samples": 1, "eval.top_k": 0, "checkpoint.every": 0, "checkpoint.keep": 1,
+    "eval.samples": 1, "eval.top_k": 0, "eval.page_rows": 0,
+    "task.shots": 0, "checkpoint.every": 0, "checkpoint.keep": 1,
     "log.samples_per_step": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
     **{f"{phase}.{name}": least for phase in ("sft", "rl") for name, least in {
         "steps": 0, "epochs": 0, "prompts_per_step": 1, "samples_per_prompt": 1,
@@ -98,9 +100,18 @@ def check(cfg: config.Config) -> config.Config:
              "at least 1, or -1 for all devices that are left")
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
-    _require(cfg.task.name != "arithmetic" or cfg.task.train_size >= 1, "task.train_size",
-             cfg.task.train_size, "at least 1 for the task arithmetic")
+    _check_pass_rates(cfg.task)
+    drawn = cfg.task.name in ("arithmetic", "countdown", "reasoning_gym")
+    _require(not drawn or cfg.task.train_size >= 1, "task.train_size", cfg.task.train_size,
+             f"at least 1 for the task {cfg.task.name}")
     return cfg
+
+
+def _check_pass_rates(task: config.Task) -> None:
+    bounds = task.pass_rate_range
+    good = (len(bounds) == 2 and all(isinstance(one, (int, float)) for one in bounds)
+            and 0 <= bounds[0] <= bounds[1] <= 1)
+    _require(good, "task.pass_rate_range", bounds, "a lowest and a highest rate within 0 and 1")
 
 
 def _require(fact: bool, name: str, value: Any, rule: str) -> None:

@@ -1,25 +1,33 @@
-"""Held-out accuracy: avg@k, pass@k, maj@k and greedy.
+"""Held-out accuracy: avg@k, pass@k, maj@k and greedy, with bootstrap intervals over prompts.
 
     python -m dapo_jax.evaluate --config=configs/quickstart.py --workdir=DIR [--checkpoint=STEP]
+                                [--page=FILE]
 
-prints one JSON object for the newest checkpoint of DIR, or the one asked for.
+evaluates the newest checkpoint of DIR, or the one asked for; with --workdir=none the weights that
+the configuration names. Prints one JSON object, and writes DIR/eval/step_N.json, a table step_N.md
+and step_N.html, where every response is seen with what was found in it. --page=FILE writes all
+responses into that page, FILE's table and figures beside it.
 """
 
-import collections
 import dataclasses
 import json
-import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from dapo_jax import command_line, config, setup, types
-from dapo_jax.envs import math_answers
+from dapo_jax.data import sources
+from dapo_jax.envs import base, self_check
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
 from dapo_jax.rollout import engine as engines
-from dapo_jax.runtime import checkpoint
+from dapo_jax.runtime import checkpoint, eval_figures, eval_files, samples_log
+
+UNTRAINED = "none"  # for a work directory: the weights that the configuration names
+
+Extract = Callable[[str, Mapping[str, Any]], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,96 +36,123 @@ class Evaluator:
 
     sampled: collect.Source
     greedy: collect.Source | None
+    extract: Extract  # what the task's scorer looks at
+    cfg: config.Evaluation
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Figures by metric name, and every completion for the log."""
+    """Figures by metric name, the report they come from, and every completion for the log."""
 
     metrics: dict[str, float]
+    report: dict[str, Any]  # as eval_figures.report makes it
     rows: list[dict]
+
+
+def extractor(parts: setup.Parts) -> Extract:
+    """The function that finds what the task's scorer looks at."""
+    return base.resolve_reward(sources.task(parts.cfg.task.name).extract)
+
+
+def check(parts: setup.Parts, pool: pools.Pool) -> None:
+    """Wait for the workers, and refuse a template whose right answers the reward does not take."""
+    self_check.check(pool, parts.train_table.records, template=parts.cfg.task.template,
+                     extract=extractor(parts))
+
+
+def compile_source(
+    parts: setup.Parts, pool: pools.Pool, table: types.PromptTable, *, rows: int,
+    slots: tuple[int, ...], **changes: object,
+) -> collect.Source:
+    """Compile an engine that samples `rows` answers to each prompt of the table; `changes` of how
+    they are drawn. Keys are the evaluation's, so nothing of a run's training is repeated."""
+    engine = engines.compile_engine(
+        parts.spec, setup.sampling(parts, **changes), parts.mesh, rows=rows, slots=slots,
+        buckets=parts.cfg.prompts.buckets, max_context=parts.cfg.rollout.max_context)
+    return collect.Source(engine, setup.key(parts, setup.EVALUATION), table, parts.tokenizer, pool,
+                          config.Overlong(), stop_texts=parts.stop_texts)
 
 
 def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:
     """Compile the sampled and, if asked for, the greedy engine."""
-    cfg = parts.cfg.eval
-    root = setup.key(parts, setup.EVALUATION)
-
-    def source(rows: int, **changes: object) -> collect.Source:
-        engine = engines.compile_engine(
-            parts.spec, setup.sampling(parts, **changes), parts.mesh, rows=rows,
-            slots=parts.cfg.rollout.slots[-1:], buckets=parts.cfg.prompts.buckets,
-            max_context=parts.cfg.rollout.max_context)
-        return collect.Source(engine, root, parts.eval_table, parts.tokenizer, pool,
-                              config.Overlong(), stop_texts=parts.stop_texts)
-
-    sampled = source(cfg.samples, temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p)
-    return Evaluator(sampled, source(1, temperature=0.0) if cfg.greedy else None)
+    cfg, slots = parts.cfg.eval, parts.cfg.rollout.slots[-1:]
+    sampled = compile_source(parts, pool, parts.eval_table, rows=cfg.samples, slots=slots,
+                             temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p)
+    greedy = compile_source(parts, pool, parts.eval_table, rows=1, slots=slots, temperature=0.0
+                            ) if cfg.greedy else None
+    return Evaluator(sampled, greedy, extractor(parts), cfg)
 
 
 def evaluate(evaluator: Evaluator, params: types.Tree, *, step: int) -> Outcome:
     """Sample every held-out prompt; the same prompts draw the same numbers at every step."""
-    sampled = _sample(evaluator.sampled, params, step)
-    table = evaluator.sampled.table
-    correct, answers = _by_prompt(sampled, table)
-    count = correct.shape[1]
-    metrics = {f"eval/avg@{count}": float(correct.mean()),
-               f"eval/maj@{count}": float(np.mean([majority(*row) for row in
-                                                   zip(correct, answers, strict=True)]))}
-    metrics |= {f"eval/pass@{k}": float(np.mean([pass_at_k(count, int(row.sum()), k)
-                                                 for row in correct]))
-                for k in _powers(count)}
-    metrics |= {f"eval/level_{level}": float(np.mean(values))
-                for level, values in _by_level(correct, table).items()}
-    metrics["eval/truncated"] = float(1 - sampled.samples.stopped.mean())
-    metrics["eval/length"] = float(sampled.samples.length.mean())
-    rounds = [sampled]
-    if evaluator.greedy:
-        rounds.append(_sample(evaluator.greedy, params, step))
-        metrics["eval/greedy"] = float((rounds[-1].samples.reward > 0.5).mean())
-    return Outcome(metrics, collect.rows(rounds, table, step=step, kept=None, limit=0))
+    table, cfg = evaluator.sampled.table, evaluator.cfg
+    sources_used = [evaluator.sampled, *([evaluator.greedy] if evaluator.greedy else [])]
+    everything = np.arange(len(table), dtype=np.int32)
+    rounds = [sample(source, params, everything, step=step) for source in sources_used]
+    found = [extracted(one, table, evaluator.extract) for one in rounds]
+    judged = [judge(one, answers, table) for one, answers in zip(rounds, found, strict=True)]
+    report = eval_figures.report(*judged) | {"sampling": (
+        f"temperature {cfg.temperature:g}, top-p {cfg.top_p:g}"
+        + (f", top-k {cfg.top_k}" if cfg.top_k else ""))}
+    rows = collect.rows(rounds, table, step=step, kept=None, limit=0)
+    answers = [answer for one in found for answer in one]
+    return Outcome(eval_figures.metrics(report), report, [
+        row | _verdict(row, answer, table.records[row["prompt_id"]])
+        for row, answer in zip(rows, answers, strict=True)])
 
 
-def _sample(source: collect.Source, params: types.Tree, step: int) -> collect.Round:
-    ids = np.arange(len(source.table), dtype=np.int32)
-    plan = types.Plan(prompt=ids, visit=np.zeros_like(ids), group=ids,
-                      size=np.full_like(ids, source.engine.rows))
+def sample(source: collect.Source, params: types.Tree, prompts: np.ndarray, *, step: int
+           ) -> collect.Round:
+    """As many answers to each of the prompts i32[n] as the engine has rows, in their order."""
+    plan = types.Plan(prompt=prompts, visit=np.zeros_like(prompts), group=prompts,
+                      size=np.full_like(prompts, source.engine.rows))
     return collect.sample_round(source, params, plan, step=step)
 
 
-def _by_prompt(
-    sampled: collect.Round, table: types.PromptTable
-) -> tuple[np.ndarray, list[list[str]]]:
-    """Right or wrong bool[Q, k] and the extracted answers; rows come in plan order."""
-    correct = (sampled.samples.reward > 0.5).reshape(len(table), -1)
-    answers = [math_answers.extract(text) or text.strip() for text in sampled.texts]
-    count = correct.shape[1]
-    return correct, [answers[start:start + count] for start in range(0, len(answers), count)]
+def extracted(one: collect.Round, table: types.PromptTable, extract: Extract) -> list[str | None]:
+    """What the scorer looks at in each answer of the round."""
+    return [extract(text, table.records[prompt])
+            for text, prompt in zip(one.texts, one.samples.prompt.tolist(), strict=True)]
 
 
-def _by_level(correct: np.ndarray, table: types.PromptTable) -> dict[str, list[float]]:
-    levels: dict[str, list[float]] = collections.defaultdict(list)
-    for record, row in zip(table.records, correct, strict=True):
-        if record.get("level") is not None:
-            levels[str(record["level"])].append(float(row.mean()))
-    return dict(sorted(levels.items()))
+def judge(one: collect.Round, answers: Sequence[str | None], table: types.PromptTable
+          ) -> list[eval_figures.Judged]:
+    """The round's answers by prompt; rows come in plan order."""
+    samples, judged = one.samples, []
+    ends = np.flatnonzero(np.diff(samples.group, append=-1)) + 1
+    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        record = table.records[samples.prompt[start]]
+        judged.append(eval_figures.Judged(
+            correct=samples.reward[start:end] > 0.5, valid=samples.valid[start:end],
+            stopped=samples.stopped[start:end], length=samples.length[start:end],
+            answers=tuple(answers[start:end]), dataset=_label(record, "dataset"),
+            level=_label(record, "level")))
+    return judged
 
 
-def _powers(count: int) -> list[int]:
-    """2, 4, 8, ... and the count itself; pass@1 is avg@k."""
-    return sorted({2**i for i in range(1, int(math.log2(count)) + 1)} | {count})
+def _label(record: Mapping[str, Any], name: str) -> str:
+    return "" if record.get(name) is None else str(record[name])
 
 
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Unbiased chance that one of k draws is right, from `correct` of `samples` (arXiv 2107.03374,
-    equation 1)."""
-    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+def _verdict(row: Mapping[str, Any], answer: str | None, record: Mapping[str, Any]) -> dict:
+    """What the log and the page say of one answer beside the rollout itself."""
+    right = "right" if row["reward"] > 0.5 else "wrong"
+    return {"mode": "sampled" if row["round"] == 1 else "greedy", "extracted": answer,
+            "verdict": right if row["valid"] else "invalid", "dataset": _label(record, "dataset"),
+            "level": row["level"]}
 
 
-def majority(correct: Sequence[bool], answers: Sequence[str]) -> bool:
-    """Whether the most frequent answer is right; of equally frequent ones the first counts."""
-    winner = collections.Counter(answers).most_common(1)[0][0]
-    return bool(correct[answers.index(winner)])
+def write(outcome: Outcome, workdir: str, *, step: int, cfg: config.Evaluation) -> None:
+    """Write every response to DIR/samples, and the figures and the page to DIR/eval."""
+    samples_log.write_eval(workdir, step, outcome.rows)
+    eval_files.write(workdir, outcome.report, outcome.rows, step=step, page_rows=cfg.page_rows)
+
+
+def starting_point(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
+    """Step and parameters of a run's checkpoint, or 0 and the configuration's own weights."""
+    if workdir == UNTRAINED:
+        return 0, setup.initial_params(parts)
+    return checkpointed(parts, workdir, wanted=wanted)
 
 
 def checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
@@ -138,12 +173,18 @@ def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     cfg, flags = command_line.parse(
         arguments, program="python -m dapo_jax.evaluate", purpose=__doc__, extra={
-            "workdir": command_line.Flag(None, "directory of the run"),
-            "checkpoint": command_line.Flag(-1, "step; -1: the newest")})
+            "workdir": command_line.Flag(None, "directory of the run; none: untrained weights"),
+            "checkpoint": command_line.Flag(-1, "step; -1: the newest"),
+            "page": command_line.Flag("", "file of a page with all responses")})
     parts = setup.prepare(cfg)
-    step, params = checkpointed(parts, flags["workdir"], wanted=flags["checkpoint"])
     with pools.open(parts.reward, cfg.scoring) as pool:
+        check(parts, pool)
+        step, params = starting_point(parts, flags["workdir"], wanted=flags["checkpoint"])
         outcome = evaluate(compile_evaluator(parts, pool), params, step=step)
+    if flags["workdir"] != UNTRAINED:
+        write(outcome, flags["workdir"], step=step, cfg=cfg.eval)
+    if flags["page"]:
+        eval_files.write_page(flags["page"], outcome.report, outcome.rows, step=step)
     print(json.dumps({"step": step, "prompts": len(parts.eval_table), **outcome.metrics}))
     return command_line.DONE
 

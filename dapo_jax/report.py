@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dapo_jax import config
-from dapo_jax.runtime import metrics, page, plots, samples_log
+from dapo_jax.runtime import eval_figures, eval_files, metrics, page, plots, samples_log
 
 SAMPLES_SHOWN = 4  # of a file: right ones, and as many wrong ones
 
@@ -31,6 +31,8 @@ class Run:
     config: dict[str, Any]
     samples: tuple[dict[str, Any], ...]  # rows to show
     notes: tuple[str, ...]
+    evaluation: dict[str, Any] | None = None  # the last one's report
+    pages: tuple[str, ...] = ()  # of evaluations, in the work directory
 
 
 def read_run(workdir: pathlib.Path, *, name: str) -> Run:
@@ -47,7 +49,8 @@ def read_run(workdir: pathlib.Path, *, name: str) -> Run:
         notes.append(f"metrics.jsonl is torn after line {len(whole)}; the rest is left out")
     samples, more = _read_samples(workdir)
     return Run(name, tuple(map(json.loads, whole)), _read_config(workdir / "config.json"),
-               tuple(samples), tuple(notes + more))
+               tuple(samples), tuple(notes + more), eval_files.newest(workdir),
+               tuple(eval_files.pages(workdir)))
 
 
 def _read_config(path: pathlib.Path) -> dict[str, Any]:
@@ -133,7 +136,18 @@ def summary(run: Run) -> dict[str, str]:
 
 
 def _is_accuracy(name: str) -> bool:
-    return name == "eval/greedy" or name.startswith(("eval/avg@", "eval/pass@", "eval/maj@"))
+    parts = name.split("/")
+    return (parts[0] == "eval" and "interval" not in parts
+            and eval_figures.is_accuracy(parts[-1]))
+
+
+def _evaluation(run: Run) -> dict[str, Any] | None:
+    """The table of the run's last evaluation and where its responses are seen."""
+    if run.evaluation is None:
+        return None
+    head, rows = eval_figures.table(run.evaluation)
+    return {"step": run.evaluation.get("step"), "samples": run.evaluation["samples"],
+            "head": head, "rows": rows, "page": run.pages[-1] if run.pages else ""}
 
 
 def _first_last(lines: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -163,7 +177,7 @@ def write(runs: Sequence[Run], out: pathlib.Path) -> pathlib.Path:
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         subtitle="Reinforcement learning with verifiable rewards: dapo_jax",
         runs=[{"name": run.name, "summary": summary(run), "notes": run.notes,
-               "samples": run.samples,
+               "samples": run.samples, "evaluation": _evaluation(run),
                "config": json.dumps(run.config, indent=2) if run.config else "no config.json"}
               for run in runs],
         plots=[{"title": panel.title, "note": panel.note, "image": image}

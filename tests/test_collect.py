@@ -1,4 +1,5 @@
 import dataclasses
+import types as types_lib
 
 import jax
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import tiny
 
 from dapo_jax import config, types
+from dapo_jax.envs import parts
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
 from dapo_jax.text import plain
@@ -39,7 +41,8 @@ def source(monkeypatch, engine):
                             first_failure="item 2: odd")
     monkeypatch.setattr(pools, "score", score)
     return collect.Source(engine, jax.random.key(7), tiny.table(), LETTERS,
-                          pool="the pool", overlong=config.Overlong(cache=2, factor=0.5))
+                          pool=types_lib.SimpleNamespace(weights=parts.weights(())),
+                          overlong=config.Overlong(cache=2, factor=0.5))
 
 
 def test_a_round_scores_every_sample_on_its_own_text(source, params):

@@ -1,32 +1,15 @@
-"""Held-out figures: the estimators, and that they depend on the parameters alone."""
+"""Held-out figures: that they follow from the rows, and depend on the parameters alone."""
 
-import itertools
 import json
 
 import numpy as np
 import pytest
 import runs
 
-from dapo_jax import command_line, evaluate, setup
+from dapo_jax import command_line, config, evaluate, setup
 from dapo_jax.envs import pool as pools
 
 LEVELS = {"task.levels": ((1, 1.0), (2, 1.0)), "prompts.buckets": (4, 6)}
-
-
-@pytest.mark.parametrize("samples, correct", [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (6, 6)])
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one(samples, correct):
-    right = [i < correct for i in range(samples)]
-    for k in range(1, samples + 1):
-        draws = list(itertools.combinations(right, k))
-        share = sum(any(draw) for draw in draws) / len(draws)
-        assert evaluate.pass_at_k(samples, correct, k) == pytest.approx(share, abs=1e-12)
-
-
-@pytest.mark.parametrize("answers, correct, wanted", [
-    ("a", "1", True), ("aab", "110", True), ("aab", "001", False), ("abb", "100", False),
-    ("ab", "10", True), ("ab", "01", False), ("abcb", "0101", True)])
-def test_the_majority_is_the_most_frequent_answer_and_the_first_of_equals(answers, correct, wanted):
-    assert evaluate.majority([c == "1" for c in correct], list(answers)) is wanted
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +76,39 @@ def test_the_command_prints_what_the_run_measured(trained, monkeypatch, capsys):
         line = next(line for line in runs.lines(trained) if line["step"] == wanted)
         assert printed == {name: value for name, value in line.items()
                            if name.startswith("eval/")}
+        report = json.loads((trained / "eval" / f"step_{wanted:06d}.json").read_text())
+        assert report["overall"]["avg@4"]["value"] == line["eval/avg@4"]
+
+
+def test_a_run_leaves_a_table_and_a_page_with_every_response(trained):
+    rows = [json.loads(line) for line in
+            (trained / "samples" / "eval_000005.jsonl").read_text().splitlines()]
+    assert {row["mode"] for row in rows} == {"sampled", "greedy"}
+    assert [row["verdict"] for row in rows] == [
+        "right" if row["reward"] else "wrong" for row in rows]
+    assert [row["extracted"] for row in rows] == [
+        row["completion"].split("\n")[0].strip() for row in rows]
+    page = (trained / "eval" / "step_000005.html").read_text()
+    start = page.index('id="data">') + len('id="data">')
+    prompts = json.loads(page[start:page.index("</script>", start)])
+    texts = sorted(one["text"] for prompt in prompts for one in prompt["responses"])
+    assert texts == sorted(row["completion"] for row in rows)
+    table = (trained / "eval" / "step_000005.md").read_text()
+    line = next(line for line in runs.lines(trained) if line["step"] == 5)
+    assert f"| all | 6 | {line['eval/avg@4']:.3f} (" in table and "| level 2 | " in table
+
+
+def test_untrained_weights_are_evaluated_into_a_page(tmp_path, monkeypatch, capsys):
+    runs.reuse_programs(monkeypatch)
+    monkeypatch.chdir(runs.ROOT)
+    page = tmp_path / "out" / "page.html"
+    flags = ["--config=tests/tiny_config.py", "--workdir=none", f"--page={page}",
+             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(4,6)"]
+    assert evaluate.main(flags) == command_line.DONE
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["step"] == 0 and 0 <= printed["eval/avg@4"] <= 1
+    assert sorted(path.name for path in page.parent.iterdir()) == [
+        "page.html", "page.json", "page.md"]
+    with pytest.raises(config.ConfigError, match="'boxed' and the reward"):
+        evaluate.main([*flags, "--config.task.reward=", "--config.task.template=boxed",
+                       "--config.prompts.buckets=(120,)", "--config.tokenizer.kind=bytes"])

@@ -18,7 +18,8 @@ FLOORS = (
     ("learner.update", "learner.step", "rollout.engine", "rollout.collect"),
     ("setup",),
     ("evaluate",),
-    ("train", "report", "export"),
+    ("train", "report", "export", "generate", "profile_prompts"),
+    ("bench",),
 )
 
 

@@ -195,3 +195,23 @@ def test_each_panel_draws_its_metrics_for_one_run_and_two(panel):
     assert plots.draw(panel, {"one": lines}).startswith(PNG)
     assert plots.draw(panel, {"one": lines, "two": lines[:1]}).startswith(PNG)
     assert plots.draw(panel, {"one": [{"step": 1, names[0]: None}]}) is None
+
+
+def test_the_last_evaluation_is_shown_with_its_data_sets_and_its_page(tmp_path):
+    one = {"value": 0.25, "low": 0.125, "high": 0.5}
+    figures = {"avg@4": one, "length": one, "invalid": one}
+    workdir = make_run(tmp_path / "run")
+    (workdir / "eval").mkdir()
+    for step in (3, 20):
+        (workdir / "eval" / f"step_{step:06d}.html").write_text("")
+        (workdir / "eval" / f"step_{step:06d}.json").write_text(json.dumps(
+            {"step": step, "prompts": 9, "samples": 4, "overall": figures, "levels": {},
+             "sets": {"aime<24>": figures | {"prompts": 5}}}))
+    lines = (workdir / "metrics.jsonl").read_text()
+    (workdir / "metrics.jsonl").write_text(lines + json.dumps(
+        {"step": 5, "phase": "rl", "eval/aime<24>/avg@4": 0.25, "eval/interval/avg@4_low": 0.1}))
+    run = report.read_run(workdir, name="run")
+    page_text = report.write([run], tmp_path).read_text()
+    assert "After step 20, 4 answers" in page_text and "run/eval/step_000020.html" in page_text
+    assert "<td>aime&lt;24&gt;</td><td>5</td><td>0.250 (0.125–0.500)</td>" in page_text
+    assert not any("interval" in label for label in report.summary(run))

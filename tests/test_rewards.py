@@ -1,11 +1,12 @@
 import dataclasses
+import types as types_lib
 
 import numpy as np
 import pytest
 
 from dapo_jax import config, types
+from dapo_jax.envs import parts, rewards, shaping
 from dapo_jax.envs import pool as pools
-from dapo_jax.envs import rewards
 
 
 def samples(lengths):
@@ -20,18 +21,20 @@ def samples(lengths):
 @pytest.fixture
 def score(monkeypatch):
     """rewards.score with a pool that answers what it is told."""
-    def run(task, lengths, *, limit, cache, factor=1.0, valid=None):
+    def run(task, lengths, *, limit, cache, factor=1.0, valid=None, weights=(), given=None,
+            texts=None):
+        pool = types_lib.SimpleNamespace(weights=parts.weights(weights))
         answers = pools.Scores(
             reward=np.array(task, np.float32), errors=0, timeouts=0, first_failure="",
-            valid=np.ones(len(task), bool) if valid is None else np.array(valid))
+            parts=given or {}, valid=np.ones(len(task), bool) if valid is None else np.array(valid))
         asked = []
         monkeypatch.setattr(pools, "score", lambda *args: asked.append(args) or answers)
-        texts, records = ["text"] * len(task), [{"answer": "1"}] * len(task)
+        texts, records = texts or ["text"] * len(task), [{"answer": "1"}] * len(task)
         given = samples(lengths)
         filled, scores = rewards.score(
-            given, texts, records, pool="the pool", max_length=limit,
+            given, texts, records, pool=pool, max_length=limit,
             overlong=config.Overlong(cache=cache, factor=factor))
-        assert asked == [("the pool", texts, records)] and scores is answers
+        assert asked == [(pool, texts, records)] and scores is answers
         np.testing.assert_array_equal(filled.length, given.length)
         return filled
     return run
@@ -71,3 +74,29 @@ def test_a_sample_that_could_not_be_scored_is_marked_and_has_no_reward(score):
     filled = score([1, 0.5, 1], [5, 5, 5], limit=10, cache=0, valid=[True, False, True])
     assert filled.valid.tolist() == [True, False, True]
     assert filled.reward.tolist() == [1, 0, 1]
+
+
+def test_the_shaped_reward_is_the_weighted_sum_and_the_raw_one_stays(score):  # B01
+    weights = (("task", 2.0), ("style", 0.5), ("m:f", -1.0), ("length", -0.25))
+    filled = score([1, 0, 1], [50, 100, 100], limit=200, cache=0, weights=weights,
+                   given={"style": np.array([1, 2, 0]), "m:f": np.array([0, 0.5, 3])})
+    np.testing.assert_array_equal(filled.reward, [1, 0, 1])
+    np.testing.assert_allclose(filled.shaped, [2 + 0.5 - 0.0625, 1 - 0.5 - 0.125, 2 - 3 - 0.125],
+                               atol=1e-6)
+    assert filled.shaped.dtype == np.float32
+
+
+def test_the_ready_parts_look_at_form_length_and_repetition(score):
+    texts = ["#### 5", r"\boxed{5}", "Answer: 5", "it is 5", r"\boxed{5", ""]
+    filled = score([0] * 6, [5] * 6, limit=10, cache=0, weights=(("format", 1.0),), texts=texts)
+    assert filled.shaped.tolist() == [1, 1, 1, 0, 0, 0]
+    filled = score([0] * 3, [0, 5, 10], limit=10, cache=0, weights=(("length", 1.0),))
+    assert filled.shaped.tolist() == [0, 0.5, 1]
+    # Of "aaaa" the substrings are a, aa, aaa, aaaa: 4 of 10 are distinct.
+    filled = score([0] * 2, [4, 4], limit=10, cache=0, weights=(("repetition", 1.0),),
+                   texts=["aaaa", "abcd"])
+    np.testing.assert_allclose(filled.shaped, [0.6, 0], atol=1e-6)
+
+
+def test_every_ready_part_has_its_function():
+    assert set(parts.READY) == set(shaping.PARTS)

@@ -20,9 +20,11 @@ def write(tmp_path):
     return write
 
 
-def read(path, **changes):
-    fields = {"prompt_field": "prompt", "answer_field": "answer"}
-    return sources.read_jsonl(path, **{**fields, **changes})
+def read(path, on_bad="error", **changes):
+    """All records of a file that need no training file beside them, and the counts."""
+    task = config.Task(name="jsonl", train_path=path, eval_path=path, bad_records=on_bad,
+                       **{"train_size": 0, **changes})
+    return sources.load(config.Config(task=task), "train")
 
 
 def message(path, **changes):
@@ -31,7 +33,7 @@ def message(path, **changes):
     return str(caught.value)
 
 
-FAULTY = "\n".join([GOOD, GOOD, '{"prompt": ', '{"prompt": "3+3="}',
+FAULTY = "\n".join([GOOD, GOOD.replace("2", "3"), '{"prompt": ', '{"prompt": "3+3="}',
                     '{"prompt": "", "answer": "1"}'])
 
 
@@ -45,11 +47,14 @@ def test_bad_records_are_named_by_file_line_and_key(write):  # B61
     assert "'prompt' is empty" in lines[3]
 
 
-def test_bad_records_are_skipped_and_still_named_if_asked(write):  # B61
+def test_bad_records_are_skipped_and_still_named_if_asked(write, caplog):  # B61
     path = write(FAULTY)
-    records, bad = read(path, on_bad="skip")
-    assert [record["answer"] for record in records] == ["2", "2"]
-    assert [line.split(":")[0] for line in bad] == [f"{path}, line {n}" for n in (3, 4, 5)]
+    records, counts = read(path, on_bad="skip")
+    assert [record["answer"] for record in records] == ["2", "3"]
+    assert counts["bad"] == 3
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert [line.split(":")[0] for line in told.splitlines()[1:]] == [
+        f"{path}, line {n}" for n in (3, 4, 5)]
 
 
 @pytest.mark.parametrize("line, words", [
@@ -91,25 +96,27 @@ def test_twenty_bad_lines_are_listed_and_the_rest_counted(write):
 
 def test_numbers_are_answers_and_other_fields_are_kept(write):
     path = write('{"q": "p", "a": 3, "tests": [1]}\n{"q": "r", "a": 0.5}\n')
-    records, bad = read(path, prompt_field="q", answer_field="a")
-    assert records == [{"q": "p", "a": 3, "tests": [1], "prompt": "p", "answer": "3"},
-                       {"q": "r", "a": 0.5, "prompt": "r", "answer": "0.5"}]
-    assert bad == []
+    found = [{key: value for key, value in record.items() if key != "prompt_key"}
+             for record in read(path, prompt_field="q", answer_field="a")[0]]
+    assert found == [
+        {"q": "p", "a": 3, "tests": [1], "prompt": "p", "answer": "3", "dataset": "data"},
+        {"q": "r", "a": 0.5, "prompt": "r", "answer": "0.5", "dataset": "data"}]
 
 
 def test_windows_line_ends_blank_lines_a_bom_and_odd_separators_are_read(write):
     odd = '{"prompt": "a\u2028b", "answer": "1"}'
     content = b"\xef\xbb\xbf" + f"{GOOD}\r\n\r\n  \n{odd}\r\nx".encode()
-    records, bad = read(write(content), on_bad="skip")
+    records, counts = read(write(content), on_bad="skip")
     assert [record["prompt"] for record in records] == ["1+1=", "a\u2028b"]
-    assert "line 5: " in bad[0] and len(bad) == 1
+    assert counts["bad"] == 1
+    assert "line 5: " in message(write(content))
 
 
-def test_the_limit_counts_good_lines_and_stops_reading(write):
-    path = write(f"x\n{GOOD}\n{GOOD}\ny\n{GOOD}")
-    records, bad = read(path, on_bad="skip", limit=2)
-    assert (len(records), len(bad)) == (2, 1)
-    assert len(read(path, on_bad="skip")[0]) == 3
+def test_the_limit_counts_good_lines_that_differ(write):
+    path = write("x\n" + rows([1, 1, 2]) + "y\n" + rows([3]))
+    records, counts = read(path, on_bad="skip", train_size=2)
+    assert [record["answer"] for record in records] == ["1", "2"]
+    assert counts == {"bad": 2, "outside where": 0, "duplicates": 1, "beyond limit or share": 1}
 
 
 def test_files_that_cannot_be_used_are_named(write, tmp_path):
@@ -137,11 +144,17 @@ def test_held_out_rows_are_never_trained_on_and_do_not_move_with_the_order(write
     cfg = settings(write(rows([*range(20), *range(20)])))
     train, held_out = prompts(cfg, "train"), prompts(cfg, "eval")
     assert len(held_out) == len(set(held_out)) == 4
-    assert len(train) == 32
+    assert len(train) == 16
     assert {*train, *held_out} == {f"Qp{n}" for n in range(20)}
     assert not {*train} & {*held_out}
     shuffled = settings(write(rows([*range(19, -1, -1)]), "other.jsonl"), template="{prompt}")
     assert {f"Q{text}" for text in prompts(shuffled, "eval")} == {*held_out}
+
+
+def test_a_held_out_prompt_with_two_answers_is_asked_once(write):
+    cfg = settings(write(rows(range(20)) + rows(range(20)).replace('r": ', 'r": 1')))
+    assert len(prompts(cfg, "eval")) == len(set(prompts(cfg, "eval"))) == 4
+    assert len(prompts(cfg, "train")) == 32
 
 
 def test_prompts_may_hold_messages_the_users_last_of_which_gets_the_template(write):
@@ -176,7 +189,7 @@ def test_files_of_their_own_give_each_split_its_rows(write):
 
 def test_skipped_lines_are_counted_and_told(write, caplog):
     cfg = settings(write(rows(range(9)) + "x\n"), bad_records="skip")
-    assert sources.load(cfg, "train")[1] == {"bad": 1}
+    assert sources.load(cfg, "train")[1]["bad"] == 1
     assert "line 10" in caplog.text
 
 
@@ -185,7 +198,7 @@ def test_arithmetic_is_loaded_by_name_and_an_unknown_task_is_refused():
     assert len(sources.load(cfg, "train")[0]) == 7
     assert len(sources.load(cfg, "eval")[0]) == cfg.eval.prompts
     unknown = dataclasses.replace(cfg, task=config.Task(name="chess"))
-    with pytest.raises(config.ConfigError, match="chess.*arithmetic, jsonl"):
+    with pytest.raises(config.ConfigError, match="chess.*arithmetic, .*jsonl"):
         sources.load(unknown, "train")
     with pytest.raises(config.ConfigError, match="train_path"):
         sources.load(settings(""), "eval")

@@ -1,26 +1,56 @@
-"""Where prompts come from: the tasks by name, and JSON Lines files read with every fault named."""
+"""Where prompts come from: the tasks by name, and data sets in files with every fault named."""
 
-import hashlib
-import json
+import dataclasses
+import functools
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
 
 from dapo_jax import config
-from dapo_jax.envs import arithmetic, base
+from dapo_jax.data import encoding, files, identity, origins, scan, selection, workers
+from dapo_jax.envs import arithmetic, base, countdown, math, multiple_choice, reasoning_gym
 
-NAMED = 20  # bad lines that a message names; the rest are counted
-BOM = b"\xef\xbb\xbf"
+LOG = logging.getLogger(__name__)
+SPLITS = ("train", "eval")
+Part = tuple[int, files.Chunk, scan.Scanned]  # number of the source, chunk, what is good in it
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """Records that are used of files, to be read chunk by chunk."""
+
+    jobs: tuple[tuple[files.Chunk, scan.Rules, np.ndarray], ...]  # i32[*] ascending places each
+    order: np.ndarray  # i64[n] of the jobs' rows, one after the other: their order in the table
+
+    def __len__(self) -> int:
+        return len(self.order)
 
 
 def load(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
     """Records of `split`, "train" or "eval", of the configured task, and counts of what is missing.
 
-    Counts: "bad" lines left out (jsonl), "missing" problems that do not exist (arithmetic).
+    Each carries its "prompt_key". Counts: "missing" problems that do not exist, and rows of files
+    that were left out, by reason.
     """
-    if split not in ("train", "eval"):
-        raise ValueError(f"split {split!r} is neither 'train' nor 'eval'")
-    return task(cfg.task.name).build(cfg, split)
+    _check_split(split)
+    records, counts = task(cfg.task.name).build(cfg, split)
+    if cfg.task.name in CONVERT:  # its rows have keys, and were filtered
+        return records, counts
+    records = [identity.keyed(record) for record in records]
+    if split == "train" and cfg.task.pass_rates:
+        keys = identity.numbers([bytes.fromhex(prompt_key(record)) for record in records])
+        inside, more = selection.by_pass_rate(keys, cfg.task.pass_rates, cfg.task.pass_rate_range)
+        records = [record for record, used in zip(records, inside) if used]
+        counts = counts | more
+        _check_some(len(records), counts)
+    return records, counts
+
+
+def _check_some(left: int, counts: dict[str, int]) -> None:
+    if not left:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+        raise config.ConfigError(f"no prompt is left to use; left out: {reasons}")
 
 
 def task(name: str) -> base.Task:
@@ -30,164 +60,159 @@ def task(name: str) -> base.Task:
     return TASKS[name]
 
 
-def read_jsonl(path: str, *, prompt_field: str, answer_field: str, on_bad: str = "error",
-               limit: int = 0) -> tuple[list[base.Record], list[str]]:
-    """Records of the first `limit` good lines (0: all), and a sentence for each bad line.
+def prompt_key(record: base.Record) -> str:
+    """32 hexadecimal digits that name a record's prompt, as files of pass rates do."""
+    return identity.prompt_key(record)
 
-    A record is its line's object with "prompt" and "answer" set from the two fields; the prompt
-    may be a list of chat messages, the answer a number. Blank lines do not count. ConfigError if
-    the file cannot be read or has no good line, and, with `on_bad` "error", if any line is bad.
+
+def from_files(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
+    """The records of a split of files with the template applied, and counts of rows left out."""
+    placed, counts = from_places(cfg, split)
+    return [record for _, record in placed], counts
+
+
+def from_places(cfg: config.Config, split: str
+                ) -> tuple[list[tuple[str, base.Record]], dict[str, int]]:
+    """As `from_files`, each record after its file and line or row."""
+    selected, counts = select(cfg, split)
+    rows = [(what, encoding.templated(record, cfg.task.template))
+            for job in selected.jobs for what, record in scan.chosen(*job)]
+    return [rows[at] for at in selected.order], counts
+
+
+def select(cfg: config.Config, split: str) -> tuple[Selected, dict[str, int]]:
+    """What is used of the files of a split, and counts of rows left out.
+
+    The split's own files, or the training files with some prompts held out. Repeats, by prompt
+    and answer, go first; then the split, the pass rates, the mixture and the limit. ConfigError
+    names bad rows by file and line, unless config.task.bad_records is 'skip'.
     """
-    records: list[base.Record] = []
-    bad: list[str] = []
-    for number, line in _lines(path):
-        try:
-            records.append(_parse(line, prompt_field=prompt_field, answer_field=answer_field))
-        except ValueError as error:
-            bad.append(f"{path}, line {number}: {error}")
-        if len(records) == limit > 0:
-            break
-    if bad and on_bad == "error":
-        raise config.ConfigError(_listing(bad) + "\ncorrect them, or set config.task.bad_records = "
-                                 "'skip' to leave them out")
-    if not records:
-        raise config.ConfigError("\n".join(
-            [f"{path} holds no usable record", *([_listing(bad)] if bad else [])]))
-    return records, bad
+    _check_split(split)
+    found, own = used(cfg.task, split)
+    scanned = _scanned(found, tuple(origins.stamp(source.path) for source in found))
+    counts = _counted(scanned, found, cfg.task.bad_records)
+    rows = _rows(scanned)
+    chosen = identity.first_of_each(rows.identity)
+    counts["duplicates"] = len(rows.identity) - len(chosen)
+    chosen, more = _of_split(cfg, split, own, rows, chosen, found)
+    _check_some(len(chosen), counts | more)
+    return _selected(scanned, found, chosen), counts | more
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each line that is not blank, without its end and a leading BOM."""
-    try:
-        # Bytes: text mode would also end lines at a lone \r, and fail on a whole block at once.
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                line = line.removeprefix(BOM) if number == 1 else line
-                if line.strip():
-                    yield number, line.strip()
-    except OSError as error:
-        raise config.ConfigError(f"cannot read {path!r}: {error.strerror}") from error
-
-
-def _parse(line: bytes, *, prompt_field: str, answer_field: str) -> base.Record:
-    """The record of one line; ValueError says what is wrong with it."""
-    row = _decode(line)
-    if not isinstance(row, dict):
-        raise ValueError(f"it holds a {type(row).__name__}, not an object")
-    missing = [field for field in (prompt_field, answer_field) if field not in row]
-    if missing:
-        raise ValueError("it has no " + " and no ".join(map(repr, missing)))
-    prompt, answer = row[prompt_field], row[answer_field]
-    _check_prompt(prompt, prompt_field)
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        raise ValueError(f"{answer_field!r} is a {type(answer).__name__}, not a text or number")
-    answer = str(answer)
-    if answer.strip() in ("", "inf", "-inf"):  # JSON's 1e999 is read as infinity
-        raise ValueError(f"{answer_field!r} is {answer.strip() or 'empty'}")
-    if not isinstance(row.get("demonstration", ""), str):
-        raise ValueError(f"'demonstration' is a {type(row['demonstration']).__name__}, not a text")
-    return {**row, "prompt": prompt, "answer": answer}
-
-
-def _check_prompt(prompt: Any, field: str) -> None:
-    """ValueError unless it is a text with content, or messages with the fields that all have."""
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise ValueError(f"{field!r} is empty")
-        return
-    if not isinstance(prompt, list):
-        raise ValueError(f"{field!r} is a {type(prompt).__name__}, not a text")
-    for number, message in enumerate(prompt, start=1):
-        if not isinstance(message, dict) or not all(
-                isinstance(message.get(name), str) for name in ("role", "content")):
-            raise ValueError(f"message {number} of {field!r} is no object with the texts 'role' "
-                             "and 'content'")
-    if not any(message["role"] == "user" for message in prompt):
-        raise ValueError(f"{field!r} holds no message of the user")
-
-
-def _decode(line: bytes) -> Any:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8 (byte {error.start})") from error
-    try:
-        row = json.loads(text, parse_constant=_refuse)
-        # JSON may spell half of a surrogate pair, which no text that is written or hashed can hold.
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
-        return row
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not valid JSON ({error})") from error
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _listing(bad: list[str]) -> str:
-    rest = [f"and {len(bad) - NAMED} more"] if len(bad) > NAMED else []
-    return "\n".join([f"{len(bad)} bad lines:" if len(bad) > 1 else "1 bad line:", *bad[:NAMED],
-                      *rest])
-
-
-def _build_jsonl(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
-    """Rows of the split's own file, or of the training file with some held out."""
-    files = {"train": cfg.task.train_path, "eval": cfg.task.eval_path}
-    if not cfg.task.train_path:
+def used(task: config.Task, split: str) -> tuple[tuple[origins.Source, ...], bool]:
+    """The files that a split is taken from, and whether held-out prompts have files of their own;
+    ConfigError if no file is named."""
+    convert = CONVERT[task.name]
+    train, held_out = (origins.configured(task, name, convert) for name in SPLITS)
+    if not train:
         raise config.ConfigError("config.task.train_path is empty: name the training file")
-    size = {"train": cfg.task.train_size, "eval": cfg.eval.prompts}[split]
-    if cfg.task.eval_path:
-        rows, bad = _read(cfg.task, files[split], limit=size)
+    return held_out if split == "eval" and held_out else train, bool(held_out)
+
+
+def _of_split(
+    cfg: config.Config, split: str, own: bool, rows: selection.Rows, chosen: np.ndarray,
+    found: Sequence[origins.Source],
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Positions in `rows` of the split's rows in the table's order, and counts of others."""
+    counts: dict[str, int] = {}
+    if not own:
+        name = found[0].path if len(found) == 1 else "config.task.train_sources"
+        held = selection.held_out(_taken(rows, chosen), cfg.eval.prompts, name=name)
+        chosen = chosen[held if split == "eval" else ~held]
+    if split == "eval" and not own:
+        return chosen[identity.first_of_each(rows.prompt[chosen])], counts
+    if split == "train" and cfg.task.pass_rates:
+        inside, counts = selection.by_pass_rate(rows.prompt[chosen], cfg.task.pass_rates,
+                                                cfg.task.pass_rate_range)
+        chosen = chosen[inside]
+    limit = cfg.eval.prompts if split == "eval" else cfg.task.train_size
+    order = selection.mixed(_taken(rows, chosen), [source.weight for source in found],
+                            limit=limit, seed=cfg.seed)
+    return chosen[order], counts | {"beyond limit or share": len(chosen) - len(order)}
+
+
+def _taken(rows: selection.Rows, at: np.ndarray) -> selection.Rows:
+    return selection.Rows(rows.source[at], rows.identity[at], rows.prompt[at])
+
+
+# ------------------------------------------------------------------------------------- what is good
+
+
+@functools.lru_cache(maxsize=1)  # both splits of one file
+def _scanned(found: tuple[origins.Source, ...], stamps: tuple[tuple[int, ...], ...]
+             ) -> tuple[Part, ...]:
+    """What is good in every chunk; the stamps change with the files."""
+    chunks = [(number, chunk) for number, source in enumerate(found)
+              for chunk in files.chunks(source.path, source.kind, split=source.split)]
+    jobs = [(found[number].rules, chunk) for number, chunk in chunks]
+    if origins.large(found):
+        results = workers.ordered(scan.scan_job, jobs, prepare=scan.nothing, given=None,
+                                  title="reading data")
     else:
-        rows, bad = _read(cfg.task, cfg.task.train_path, limit=0)
-        train, held_out = _hold_out(rows, cfg.eval.prompts, path=cfg.task.train_path)
-        rows = held_out if split == "eval" else train[:size or None]
-    records = [{**row, "prompt": _templated(cfg.task.template, row["prompt"])} for row in rows]
-    return records, {"bad": len(bad)}
+        results = (scan.scan(*job) for job in jobs)
+    return tuple((number, chunk, result)
+                 for (number, chunk), result in zip(chunks, results, strict=True))
 
 
-def _templated(template: str, prompt: str | list[dict]) -> str | list[dict]:
-    """The template around the prompt, or around the last message of the user."""
-    if isinstance(prompt, str):
-        return base.apply_template(template, prompt)
-    last = max(at for at, message in enumerate(prompt) if message["role"] == "user")
-    content = base.apply_template(template, prompt[last]["content"])
-    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1:]]
-
-
-def _read(settings: config.Task, path: str, *, limit: int) -> tuple[list[base.Record], list[str]]:
-    rows, bad = read_jsonl(path, prompt_field=settings.prompt_field,
-                           answer_field=settings.answer_field, on_bad=settings.bad_records,
-                           limit=limit)
+def _counted(scanned: Sequence[Part], found: Sequence[origins.Source],
+             on_bad: str) -> dict[str, int]:
+    """Counts of rows left out; ConfigError for bad rows, or where no good one is."""
+    bad = sum(result.bad for _, _, result in scanned)
+    named = [text for _, _, result in scanned for text in result.named][:scan.NAMED]
+    listing = "\n".join([f"{bad} bad lines:" if bad > 1 else "1 bad line:", *named,
+                         *([f"and {bad - scan.NAMED} more"] if bad > scan.NAMED else [])])
+    if bad and on_bad == "error":
+        raise config.ConfigError(listing + "\ncorrect them, or set config.task.bad_records = "
+                                 "'skip' to leave them out")
+    filtered = sum(result.filtered for _, _, result in scanned)
+    for number, source in enumerate(found):
+        if not sum(len(result.place) for at, _, result in scanned if at == number):
+            raise config.ConfigError("\n".join(
+                [f"{source.path} holds no usable record"
+                 + (f" ({filtered} are left out by config.task.where)" if filtered else ""),
+                 *([listing] if bad else [])]))
     if bad:
-        logging.getLogger(__name__).warning("left out of %s: %s", path, _listing(bad))
-    return rows, bad
+        LOG.warning("left out of %s: %s", ", ".join(source.path for source in found), listing)
+    return {"bad": bad, "outside where": filtered}
 
 
-def _hold_out(rows: list[base.Record], count: int, *,
-              path: str) -> tuple[list[base.Record], list[base.Record]]:
-    """(training rows, `count` held-out rows of as many different prompts).
-
-    The prompts whose hash comes last are held out, so neither the order of the file nor the seed
-    moves a prompt from one side to the other; all rows of a held-out prompt leave the training.
-    """
-    first = {_identity(row): row for row in reversed(rows)}
-    if len(first) <= count:
-        raise config.ConfigError(
-            f"{path} has {len(first)} different prompts; config.eval.prompts = {count} of them to "
-            "hold out would leave none to train on: name config.task.eval_path or hold out fewer")
-    ordered = sorted(first, key=lambda prompt: hashlib.blake2b(prompt.encode()).digest())
-    held_out = set(ordered[len(ordered) - count:])
-    return ([row for row in rows if _identity(row) not in held_out],
-            [row for prompt, row in first.items() if prompt in held_out][::-1])
+def _rows(scanned: Sequence[Part]) -> selection.Rows:
+    return selection.Rows(
+        np.concatenate([np.full(len(result.place), at, np.int32) for at, _, result in scanned]),
+        np.concatenate([result.identity for _, _, result in scanned]),
+        np.concatenate([result.prompt for _, _, result in scanned]))
 
 
-def _identity(row: base.Record) -> str:
-    prompt = row["prompt"]
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+def _selected(scanned: Sequence[Part], found: Sequence[origins.Source],
+              chosen: np.ndarray) -> Selected:
+    """The jobs that read the rows at positions `chosen`, and the order of what they give."""
+    ends = np.cumsum([len(result.place) for _, _, result in scanned])
+    ascending = np.sort(chosen)
+    jobs, begin = [], 0
+    for (number, chunk, result), end in zip(scanned, ends.tolist()):
+        of_chunk = ascending[np.searchsorted(ascending, begin):np.searchsorted(ascending, end)]
+        if len(of_chunk):
+            jobs.append((chunk, found[number].rules, result.place[of_chunk - begin]))
+        begin = end
+    return Selected(tuple(jobs), np.searchsorted(ascending, chosen))
 
 
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is neither 'train' nor 'eval'")
+
+
+# Tasks on files, and the function, "module:function", that makes records the task's own. What it
+# refuses by ValueError is a bad row.
+CONVERT = {"math": "", "jsonl": "",
+           "multiple_choice": "dapo_jax.envs.multiple_choice:convert"}
 TASKS = {
     "arithmetic": arithmetic.TASK,
-    "jsonl": base.Task("jsonl", _build_jsonl, "dapo_jax.envs.math_answers:last_number"),
+    "countdown": countdown.TASK,
+    "reasoning_gym": reasoning_gym.TASK,
+    "math": math.task(from_files),
+    "multiple_choice": multiple_choice.task(from_files),
+    "jsonl": base.Task("jsonl", from_files, "dapo_jax.envs.math_answers:last_number",
+                       purpose="records of prompt and answer; the answer's text counts too",
+                       examples=math.EXAMPLES),
 }

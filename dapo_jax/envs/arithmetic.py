@@ -43,7 +43,12 @@ def records(task: config.Task, *, seed: int, split: str, count: int) -> list[bas
 
 def score(text: str, record: Mapping[str, Any]) -> float:
     """1.0 if the first line of `text`, stripped, is the answer, else 0.0."""
-    return float(text.split("\n", 1)[0].strip() == record["answer"])
+    return float(extract(text, record) == record["answer"])
+
+
+def extract(text: str, record: Mapping[str, Any]) -> str:
+    """The first line, stripped."""
+    return text.split("\n", 1)[0].strip()
 
 
 def _check(task: config.Task, split: str) -> None:
@@ -184,4 +189,6 @@ def _answer(problem: Problem, task: config.Task) -> str:
     return str(APPLY[operator](left, right)).zfill(task.digits)
 
 
-TASK = base.Task("arithmetic", build, "dapo_jax.envs.arithmetic:score")
+TASK = base.Task(
+    "arithmetic", build, "dapo_jax.envs.arithmetic:score", "dapo_jax.envs.arithmetic:extract",
+    purpose="sums, differences and products of a chosen number of digits")

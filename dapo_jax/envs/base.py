@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo_jax import config
+from dapo_jax.envs import templates
 
 # prompt (text or chat messages), answer (text); optional: demonstration (text), level
 Record = dict[str, Any]
+NO_ANSWER = "(no single right answer)"  # for tasks whose scorer compares with none
 Build = Callable[[config.Config, str], tuple[list[Record], dict[str, int]]]
 
 
@@ -19,13 +21,15 @@ class Task:
     name: str
     build: Build  # (cfg, split) -> records with the template applied, counts of what was left out
     reward: str  # "module:function" taking (text, record), giving a number or {"score": number}
+    extract: str = "dapo_jax.envs.math:extract"  # "module:function" taking (text,
+    # record), giving the answer that the reward looks at, or None
+    purpose: str = ""  # a line that lists of tasks show
+    examples: tuple[Record, ...] = ()  # to show where `build` needs files
 
 
 def apply_template(template: str, prompt: str) -> str:
-    """The prompt inside `template`, in place of each "{prompt}"; other braces stay as they are."""
-    if "{prompt}" not in template:
-        raise config.ConfigError(f"config.task.template = {template!r} holds no '{{prompt}}'")
-    return template.replace("{prompt}", prompt)
+    """The prompt inside `template`, a name in templates.TEMPLATES or a text with "{prompt}"."""
+    return templates.apply(template, prompt)
 
 
 def resolve_reward(dotted: str) -> Callable[[str, Mapping[str, Any]], Any]:

@@ -2,13 +2,13 @@
 
 Workers are fresh interpreters: neither the parent's `__main__` nor jax is imported in them. They
 get chunks of items and answer item by item, so a worker that hangs, exits or is killed costs the
-item it was at; it is replaced, and its other items go to the next idle worker. Bounded: an item
-costs at most one restart and `timeout` seconds.
+item it was at; it is replaced, and its other items go to the next idle worker. What it started goes
+with it. Bounded: an item costs at most one restart, `timeout` seconds and `memory_mb`.
 """
 
 import collections
-import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -16,19 +16,20 @@ import pickle
 import select
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dapo_jax import config
+from dapo_jax.envs import faults, parts, processes
 from dapo_jax.envs import worker as serving
 
 START_SECONDS = 120.0  # from starting a worker to its first word
 CHUNK = 64  # items sent at once
 SPARE_RESTARTS = 8  # of workers that die between items, per call and beyond one a worker
+LONGEST_REPLY = 1 << 20  # bytes of a line; a longer one is no reply
 
 NOTHING = memoryview(b"")
 
@@ -36,7 +37,7 @@ Reply = tuple[str, Any]
 
 
 class RewardTypeError(config.ConfigError):
-    """A reward function returned something that is no number."""
+    """A reward function has not returned a number once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,11 @@ class Scores:
 
     reward: np.ndarray  # f32[n] raw task reward; of a failed item 0, or failure_reward
     valid: np.ndarray  # bool[n] false: scoring failed and on_failure is "mask"
-    errors: int  # items that raised, gave NaN or infinity, or ended their worker
+    errors: int  # failures of all kinds but time-outs
     timeouts: int
     first_failure: str  # what went wrong first; empty if nothing did
+    failures: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by kind
+    parts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # f32[n]; 0 if failed
 
 
 @dataclasses.dataclass
@@ -55,6 +58,7 @@ class Worker:
     """One process and where the conversation with it stands."""
 
     process: subprocess.Popen
+    mark: str  # the token of the process and of all it starts
     deadline: float  # monotonic seconds; infinite while idle
     ready: bool = False
     begun: bool = False  # whether it is at the first of `items`
@@ -69,7 +73,12 @@ class Pool:
 
     reward: str
     cfg: config.Scoring
+    given: tuple  # task.reward_weights
+    weights: parts.Weights
+    marks: Iterator[str]
+    mark: str  # begins the token of each worker
     workers: list[Worker]
+    proved: bool = False  # whether the function has returned a number
 
     def __enter__(self) -> "Pool":
         return self
@@ -87,9 +96,21 @@ class _Call:
     spare: int  # restarts left for workers that end between items
 
 
-def open(reward: str, cfg: config.Scoring) -> Pool:
-    """Start `cfg.workers` processes for "module:function" without waiting for them."""
-    return Pool(reward, cfg, [_start(reward, cfg) for _ in range(cfg.workers)])
+def open(reward: str, cfg: config.Scoring, *, weights: tuple = ()) -> Pool:
+    """Start `cfg.workers` processes for "module:function" without waiting for them.
+
+    `weights` is config.task.reward_weights; the parts that functions give are scored with it.
+    """
+    mark = processes.token()
+    pool = Pool(reward, cfg, weights, parts.weights(weights),
+                (f"{mark}.{number}." for number in itertools.count()), mark, [])
+    try:
+        for _ in range(cfg.workers):
+            pool.workers.append(_start(pool))
+    except BaseException:
+        close(pool)
+        raise
+    return pool
 
 
 def ready(pool: Pool) -> None:
@@ -100,20 +121,23 @@ def ready(pool: Pool) -> None:
 def score(pool: Pool, texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Scores:
     """Reward of each text under its record, in order.
 
-    A failing item is masked or given `failure_reward`, and counted. ConfigError if the reward
-    function cannot be imported, RewardTypeError if it returns no number; the pool is closed then.
+    A failing item is masked or given `failure_reward`, and counted by kind. ConfigError if the
+    reward function cannot be imported; RewardTypeError if it returned nothing but what is no
+    number since the pool was opened. The pool is closed then.
     """
     if len(texts) != len(records):
         raise ValueError(f"{len(texts)} texts but {len(records)} records")
     call = _call(pool, texts, records)
     _run(pool, call, lambda: not call.left)
-    return _scores(call.replies, pool.cfg)
+    _refuse_types(pool, call.replies)
+    return _scores(call.replies, pool)
 
 
 def close(pool: Pool) -> None:
     """Kill the workers and what they started; nothing happens to a pool that is closed."""
-    while pool.workers:
-        _kill(pool.workers.pop())
+    ended = [processes.end(pool.workers.pop().process) for _ in range(len(pool.workers))]
+    if ended:
+        processes.sweep(pool.mark)
 
 
 def _call(pool: Pool, texts: Sequence[str], records: Sequence[Mapping[str, Any]]) -> _Call:
@@ -177,25 +201,39 @@ def _send(worker: Worker) -> None:
 
 
 def _receive(pool: Pool, worker: Worker, call: _Call) -> bool:
-    """Take the replies that have come; false at the end of the pipe."""
+    """Take the replies that have come; false at the end of the pipe, or if one is no reply."""
     data = os.read(worker.process.stdout.fileno(), 1 << 16)
     *lines, worker.unread = (worker.unread + data).split(b"\n")
     for line in lines:
-        kind, value = json.loads(line)
-        if kind == "failed":
-            raise config.ConfigError(f"reward {pool.reward!r} cannot be used: {value}")
-        if kind == "type":
-            raise RewardTypeError(f"reward {pool.reward!r} returned a {value}; it must return a "
-                                  "number or a dict with a number under 'score'")
-        if kind == "ready":
-            worker.ready = True
-        elif kind == "begin":
-            worker.begun = True
-        else:
-            _settle(call, worker.items.popleft(), (kind, value))
+        try:
+            kind, value = json.loads(line)
+        except ValueError:  # the reward found the pipe and wrote into it
+            return False
+        if not _take(pool, worker, call, kind, value):
+            return False
     if lines:
         worker.deadline = time.monotonic() + pool.cfg.timeout if worker.items else math.inf
-    return bool(data)
+    return bool(data) and len(worker.unread) < LONGEST_REPLY
+
+
+def _take(pool: Pool, worker: Worker, call: _Call, kind: str, value: Any) -> bool:
+    """Act on one reply; false if it is the worker's last."""
+    if kind == "failed":
+        raise config.ConfigError(f"reward {pool.reward!r} cannot be used: {value}")
+    if kind == "ready":
+        worker.ready = True
+    elif kind == "begin":
+        worker.begun = True
+    elif kind == "leaving":
+        worker.begun = False
+    elif worker.items and (kind == "score" or kind in faults.KINDS):
+        _settle(call, worker.items.popleft(), (kind, value))
+        if kind == "memory":  # it is replaced, and has cost its item already
+            worker.begun = False
+            call.spare += 1
+    else:
+        return False
+    return kind not in ("leaving", "memory")
 
 
 def _settle(call: _Call, index: int, reply: Reply) -> None:
@@ -206,14 +244,17 @@ def _settle(call: _Call, index: int, reply: Reply) -> None:
 def _replace(pool: Pool, slot: int, call: _Call, kind: str) -> None:
     """Start a worker in place of one that ended or is late; the item it was at is lost."""
     worker = pool.workers[slot]
-    _kill(worker)
+    processes.end(worker.process)
+    processes.sweep(worker.mark)
     status = worker.process.returncode
     if not worker.ready:
         raise config.ConfigError(f"a worker for reward {pool.reward!r} ended with status {status} "
                                  f"before it could score, or took over {START_SECONDS:g} s")
     if worker.begun and worker.items:
-        message = (f"no answer within {pool.cfg.timeout:g} s" if kind == "timeout"
-                   else f"its worker ended with status {status}")
+        if status == -signal.SIGALRM:  # its own alarm, since this process did not get to run
+            kind = "timeout"
+        message = (f"{pool.reward}: no answer within {pool.cfg.timeout:g} s" if kind == "timeout"
+                   else f"{pool.reward}: its worker ended with status {status}")
         _settle(call, worker.items.popleft(), (kind, message))
     elif call.spare:
         call.spare -= 1
@@ -221,40 +262,37 @@ def _replace(pool: Pool, slot: int, call: _Call, kind: str) -> None:
         raise RuntimeError(f"workers for reward {pool.reward!r} keep ending between items, the "
                            f"last with status {status}")
     call.pending.extendleft(reversed(worker.items))
-    pool.workers[slot] = _start(pool.reward, pool.cfg)
+    pool.workers[slot] = _start(pool)
 
 
-def _start(reward: str, cfg: config.Scoring) -> Worker:
-    code = (f"import sys; sys.path[:] = {sys.path!r}; from {serving.__name__} import main; "
-            f"main({reward!r}, {cfg.timeout!r})")
-    # A reward that imports jax must not take the accelerator, nor its threads all cores.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, bufsize=0, env=environment,
-                               start_new_session=True)
-    os.set_blocking(process.stdin.fileno(), False)
-    return Worker(process, time.monotonic() + START_SECONDS)
+def _start(pool: Pool) -> Worker:
+    program, mark = serving.program(pool.reward, pool.given, pool.cfg), next(pool.marks)
+    return Worker(processes.start(program, mark), mark, time.monotonic() + START_SECONDS)
 
 
-def _kill(worker: Worker) -> None:
-    if worker.process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
-            os.killpg(worker.process.pid, signal.SIGKILL)
-        worker.process.wait()
-    worker.process.stdin.close()
-    worker.process.stdout.close()
+def _refuse_types(pool: Pool, replies: list[Reply]) -> None:
+    """End a run whose reward function is wrong from the start, instead of masking all samples."""
+    pool.proved = pool.proved or any(kind == "score" for kind, _ in replies)
+    wrong = [message for kind, message in replies if kind == "type"]
+    if wrong and not pool.proved:
+        close(pool)
+        raise RewardTypeError(f"{wrong[0]}; it must be a number, or a dict with a number under "
+                              "'task' and the parts that config.task.reward_weights names")
 
 
-def _scores(replies: list[Reply], cfg: config.Scoring) -> Scores:
+def _scores(replies: list[Reply], pool: Pool) -> Scores:
+    cfg = pool.cfg
     kinds = np.array([kind for kind, _ in replies], dtype=str)
     scored = kinds == "score"
     substitute = cfg.failure_reward if cfg.on_failure == "reward" else 0.0
-    failures = [(i, value) for i, (kind, value) in enumerate(replies) if kind != "score"]
+    blank = [substitute, *[0.0] * len(pool.weights.scored)]
+    table = np.array([value if kind == "score" else blank for kind, value in replies],
+                     np.float32).reshape(-1, len(blank))
+    failures = {kind: int((kinds == kind).sum()) for kind in faults.KINDS}
+    first = next((at for at in range(len(replies)) if not scored[at]), None)
     return Scores(
-        reward=np.array([value if kind == "score" else substitute for kind, value in replies],
-                        dtype=np.float32),
-        valid=scored | (cfg.on_failure == "reward"),
-        errors=int(np.isin(kinds, ("error", "ended")).sum()),
-        timeouts=int((kinds == "timeout").sum()),
-        first_failure="item {}: {}".format(*failures[0]) if failures else "",
-    )
+        reward=table[:, 0], valid=scored | (cfg.on_failure == "reward"),
+        errors=sum(failures.values()) - failures["timeout"], timeouts=failures["timeout"],
+        first_failure="" if first is None else f"item {first}: {replies[first][1]}",
+        failures=failures,
+        parts={name: table[:, at] for at, (name, _) in enumerate(pool.weights.scored, start=1)})

@@ -1,43 +1,58 @@
 """One scoring process: reads chunks of (text, record), answers item by item. See pool.py.
 
 A request is a pickled list. A reply is a line of JSON, [kind, value]: "ready"; "failed" with the
-reason why the worker cannot serve; "begin" for each chunk; then for each item "score" with a
-number, "error" with a message, or "type" with the name of a type that is no reward.
+reason why the worker cannot serve; "begin" for each chunk; then for each item "score" with the task
+reward and the parts, or a kind of faults.KINDS with a message. After "memory" the pool replaces the
+worker, as what it holds on to could fail the next items; after "leaving" too, at no item's cost.
 """
 
 import json
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from dapo_jax.envs import base
+from dapo_jax import config
+from dapo_jax.envs import faults, parts, processes
 
-F32_MAX = 3.4028234e38  # a reward beyond it would be infinite in f32
 MESSAGE = 500  # characters of an error that are passed on
 
 
-def main(reward: str, timeout: float) -> None:
+def program(reward: str, weights: tuple, cfg: config.Scoring) -> str:
+    """What a fresh interpreter runs to be a worker."""
+    return (f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; "
+            f"main({reward!r}, {weights!r}, timeout={cfg.timeout!r}, memory_mb={cfg.memory_mb!r})")
+
+
+def main(reward: str, weights: tuple, *, timeout: float, memory_mb: int) -> None:
     """Serve the reward function until the pipe closes."""
     # Ctrl-C ends the parent, which closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     requests, replies = _private_pipes()
     threading.Thread(target=_leave_with_parent, args=(requests.fileno(),), daemon=True).start()
+    scorer = None
     try:
-        function = base.resolve_reward(reward)
+        _limit_memory(memory_mb)
+        scorer = parts.scorer(reward, parts.weights(weights))
         _reply(replies, "ready", None)
         while True:
-            _serve(function, pickle.load(requests), timeout, replies)
+            _serve(scorer, pickle.load(requests), timeout, replies)
     except EOFError:
         return
     except BaseException as error:  # also SystemExit, from a module that exits while imported
-        _reply(replies, "failed", f"{type(error).__name__}: {error}")
+        starved = isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError)
+        if starved and scorer:  # by what earlier items left: another worker takes what is left
+            _reply(replies, "leaving", None)
+        else:
+            hint = f" (config.scoring.memory_mb = {memory_mb})" if starved else ""
+            _reply(replies, "failed", f"{type(error).__name__}: {error}{hint}")
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -46,52 +61,60 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
+    # A fork inherits them though a new program does not. By number: closing the buffered file
+    # object could wait for a lock that a thread of the parent holds.
+    pipes = (requests.fileno(), replies.fileno())
+    os.register_at_fork(after_in_child=lambda: [os.close(pipe) for pipe in pipes])
     return requests, replies
 
 
+def _limit_memory(memory_mb: int) -> None:
+    """Let an allocation beyond the limit raise MemoryError. Forked processes inherit the limit."""
+    if memory_mb:
+        # Data, not address space: libraries map and reserve far more than they ever use.
+        size = memory_mb << 20
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
 def _leave_with_parent(requests: int) -> None:
-    """End the process with its parent, though an item is still running."""
+    """End the process, and all it started, with its parent, though an item is still running."""
     parent = os.getppid()
     poller = select.poll()
     poller.register(requests, 0)  # only hang-ups
     # A fork of the parent may keep the pipe open, hence the look at the parent itself.
     while not poller.poll(1000) and os.getppid() == parent:
         pass
-    os._exit(0)
+    processes.sweep(os.environ[processes.TOKEN])
+    os.killpg(0, signal.SIGKILL)
 
 
-def _serve(function: Callable[..., Any], items: list, timeout: float, replies: BinaryIO) -> None:
+def _serve(scorer: parts.Scorer, items: list, timeout: float, replies: BinaryIO) -> None:
     _reply(replies, "begin", None)
+    here = os.getpid()
     for text, record in items:
         # The parent kills a late worker. If the parent is gone and a C function keeps the
         # interpreter from noticing (a regular expression does), the kernel's alarm ends it.
         signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
-        _reply(replies, *_answer(function, text, record))
+        reply = _answer(scorer, text, record)
+        if os.getpid() != here:
+            os._exit(0)  # the reward forked, and the child came back from it too
+        _reply(replies, *reply)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _answer(function: Callable[..., Any], text: str, record: dict) -> tuple[str, Any]:
+def _answer(scorer: parts.Scorer, text: str, record: Mapping[str, Any]) -> tuple[str, Any]:
     try:
-        value = function(text, record)
-        if isinstance(value, dict):
-            if "score" not in value:
-                return "type", "dict without 'score'"
-            value = value["score"]
-        if not _is_number(value):
-            return "type", type(value).__name__
-        number = float(value)
+        return "score", parts.numbers(scorer, text, record)
+    except parts.NoScore as error:
+        return error.kind, str(error)
+    except MemoryError:
+        return "memory", f"{scorer.name} needed more memory than scoring.memory_mb"
+    except faults.UnusableRecord as error:
+        return "record", str(error)
     except BaseException as error:  # sys.exit() in a reward costs its item only
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason = traceback.format_exception_only(error)[-1].strip()
-        return "error", f"{frame.filename}:{frame.lineno}: {reason}"
-    return ("score", number) if abs(number) <= F32_MAX else ("error", f"the reward is {number}")
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, (bool, int, float)):
-        return True
-    numpy = sys.modules.get("numpy")  # not imported: then it is no numpy scalar
-    return numpy is not None and isinstance(value, (numpy.bool_, numpy.integer, numpy.floating))
+        return "error", f"{scorer.name}: {frame.filename}:{frame.lineno}: {reason}"
 
 
 def _reply(replies: BinaryIO, kind: str, value: Any) -> None:

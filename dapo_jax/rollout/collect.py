@@ -69,9 +69,9 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
         samples, texts, records, pool=source.pool, overlong=source.overlong,
         max_length=source.engine.sampling.max_new_tokens)
     if scores.errors or scores.timeouts:
-        LOG.warning("step %d: scoring failed for %d of %d samples, %d at the time limit; first: %s",
-                    step, scores.errors + scores.timeouts, len(texts), scores.timeouts,
-                    scores.first_failure)
+        kinds = ", ".join(f"{kind} {count}" for kind, count in scores.failures.items() if count)
+        LOG.warning("step %d: scoring failed for %d of %d samples (%s); first: %s", step,
+                    scores.errors + scores.timeouts, len(texts), kinds, scores.first_failure)
     seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
     return Round(samples, texts, scores, seconds)
 

@@ -68,6 +68,16 @@ mean on top.</p>
 {% if missing %}
 <p>Left out, as no run has their metrics: {{ missing | join(", ") }}.</p>
 {% endif %}
+{% for run in runs %}{% if run.evaluation %}
+<h2>Held-out evaluation{% if runs | length > 1 %} of {{ run.name }}{% endif %}</h2>
+<p>After step {{ run.evaluation.step }}, {{ run.evaluation.samples }} answers a prompt; in brackets
+95% bootstrap intervals over prompts.{% if run.evaluation.page %} Every response, with what was
+found in it: {{ run.name }}/{{ run.evaluation.page }}.{% endif %}</p>
+<div class="wide"><table>
+<tr>{% for cell in run.evaluation.head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in run.evaluation.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+{% endif %}{% endfor %}
 <h2>Sample completions</h2>
 {% for run in runs %}{% if run.samples %}
 {% if runs | length > 1 %}<h3>{{ run.name }}</h3>{% endif %}
@@ -95,8 +105,8 @@ def render(*, title: str, subtitle: str, runs: Sequence[Mapping[str, Any]],
     """The page as text.
 
     A run has name, summary (label to text), notes, samples (rows with place, prompt, completion,
-    answer, reward, right, length, stopped, kept) and config (text); a plot has title, note and
-    image (PNG bytes).
+    answer, reward, right, length, stopped, kept), evaluation (None, or step, samples, head and
+    rows of a table, page) and config (text); a plot has title, note and image (PNG bytes).
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["visible"] = _visible

@@ -1,8 +1,9 @@
 """DIR/samples: the rollouts of a run as text, a file per step.
 
 Fields of a row: step, round, group, prompt_id, visit, sample, prompt, completion, answer, reward,
-shaped, valid, stopped, length, kept (true, false, or null: not decided), level. They are read by
-report.py.
+shaped, valid, stopped, length, kept (true, false, or null: not decided), level; of an evaluation
+also mode (sampled or greedy), extracted, verdict (right, wrong or invalid), dataset. They are read
+by report.py.
 """
 
 import json

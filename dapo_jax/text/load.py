@@ -1,13 +1,56 @@
 """The tokenizer that the configuration names."""
 
 import dataclasses
+import hashlib
+import importlib.metadata
+import json
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from dapo_jax import config
 from dapo_jax.text import folder, gguf_vocabulary, pieces, plain
 from dapo_jax.text import tokenizer as tokenizers
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What `tokenizer` takes, so that another process can make the same one."""
+
+    cfg: config.Tokenizer
+    metadata: Mapping[str, Any] | None  # of the model's GGUF file
+    model_folder: str
+
+
+_LIBRARIES = ("tokenizers", "sentencepiece", "jinja2")
+_SUFFIXES = {".json", ".model", ".txt", ".jinja"}  # of the files beside weights
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """A digest of all that the tokenizer is made from: same digest, same ids."""
+    digest = hashlib.blake2b()
+    vocabulary = {key: value for key, value in (recipe.metadata or {}).items()
+                  if key.startswith("tokenizer.")}
+    versions = [importlib.metadata.version(library) for library in _LIBRARIES]
+    digest.update(json.dumps([dataclasses.asdict(recipe.cfg), vocabulary, versions]).encode())
+    for path in _files(recipe):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _files(recipe: Recipe) -> list[pathlib.Path]:
+    if recipe.cfg.kind not in ("folder", "sentencepiece"):
+        return []
+    named = pathlib.Path(recipe.cfg.path or recipe.model_folder)
+    return sorted(path for path in named.iterdir() if path.suffix in _SUFFIXES
+                  ) if named.is_dir() else [named]
+
+
+def made(recipe: Recipe) -> tokenizers.Tokenizer:
+    """The tokenizer of a recipe."""
+    return tokenizer(recipe.cfg, metadata=recipe.metadata, model_folder=recipe.model_folder)
 
 
 def tokenizer(cfg: config.Tokenizer, *, metadata: Mapping[str, Any] | None = None,

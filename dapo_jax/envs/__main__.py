@@ -1,0 +1,95 @@
+"""List the tasks, or show problems of one.
+
+    python -m dapo_jax.envs              every task, those of reasoning-gym too, with an example
+    python -m dapo_jax.envs NAME [N]     N problems (3) with a right answer and its reward
+
+NAME is a task, or a data set of reasoning-gym.
+"""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dapo_jax import config
+from dapo_jax.data import sources
+from dapo_jax.envs import base, reasoning_gym
+
+SHOWN = 3
+WIDTH = 100
+GYM = "reasoning_gym"
+
+
+def _tasks() -> dict[str, str]:
+    """Name to purpose of what can be shown."""
+    tasks = {name: task.purpose for name, task in sources.TASKS.items()}
+    try:
+        return tasks | {f"{GYM}:{name}": "" for name in reasoning_gym.names()}
+    except config.ConfigError as error:
+        return tasks | {GYM: f"{tasks[GYM]} (not installed: {error})"}
+
+
+def records(name: str, count: int) -> list[base.Record]:
+    """A few problems of a task, or of a data set of reasoning-gym; ConfigError if there is none."""
+    name, _, dataset = name.partition(":")
+    if name not in sources.TASKS:
+        name, dataset = GYM, name
+        if dataset not in reasoning_gym.names():
+            known = [*sources.TASKS, *reasoning_gym.names()]
+            raise config.ConfigError(f"there is no task {dataset!r}{config.near(dataset, known)}; "
+                                     "python -m dapo_jax.envs lists all")
+    task = sources.task(name)
+    if task.examples:
+        return list(task.examples[:count])
+    settings = config.Task(name=name, dataset=dataset or "chain_sum", train_size=count)
+    cfg = config.Config(task=settings, eval=config.Evaluation(prompts=1))
+    return task.build(cfg, "train")[0]
+
+
+def _listing() -> str:
+    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
+    lines = []
+    for name, purpose in _tasks().items():
+        lines.append(f"{name}  {purpose}".rstrip())
+        try:
+            (record,) = records(name, 1)[:1]
+        except (config.ConfigError, ValueError) as error:  # shown in place of the example
+            lines.append(textwrap.shorten(f"    {error}", width))
+            continue
+        lines.append("    " + textwrap.shorten(f"{record['prompt']}", width * 2 - 8))
+        lines.append("    → " + textwrap.shorten(f"{record['answer']}", width - 8))
+    return "\n".join(lines)
+
+
+def _shown(name: str, count: int) -> str:
+    task = sources.task(name if name in sources.TASKS else GYM)
+    reward = base.resolve_reward(task.reward)
+    return ("\n" + "-" * 40 + "\n").join(
+        _problem(record, reward(record["answer"], record)) for record in records(name, count))
+
+
+def _problem(record: Mapping[str, Any], reward: float) -> str:
+    score = "" if record["answer"] == base.NO_ANSWER else f"\nreward of it: {reward:g}"
+    return f"{record['prompt']}\n\nright answer: {record['answer']}{score}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 0, or 2 for a name that does not exist."""
+    if not arguments:
+        print(_listing())
+        return 0
+    if len(arguments) > 2 or arguments[0].startswith("-") or not "".join(arguments[1:]
+                                                                         or "1").isdecimal():
+        print(__doc__.strip())
+        return 0 if arguments[0] in ("-h", "--help") else 2
+    try:
+        print(_shown(arguments[0], int((*arguments[1:], SHOWN)[0])))
+    except config.ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

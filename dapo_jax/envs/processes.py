@@ -1,0 +1,66 @@
+"""Processes that are killed together with all that they started.
+
+A process leads a session and a process group of its own. What leaves the group (setsid, a daemon)
+is found by a token that it inherits in its environment.
+"""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import sys
+
+TOKEN = "DAPO_JAX_SCORER"  # noqa: S105 (a name in the environment, no secret)
+ROUNDS = 5  # looks at the process list, should something be forking meanwhile
+
+
+def token() -> str:
+    """A name that no other process in this machine carries."""
+    return f"{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def start(code: str, mark: str) -> subprocess.Popen:
+    """A fresh interpreter that runs `code`, with unbuffered pipes to and from it."""
+    # A reward that imports jax must not take the accelerator, nor its threads all cores.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu", TOKEN: mark}
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, bufsize=0, env=environment,
+                               start_new_session=True)
+    os.set_blocking(process.stdin.fileno(), False)
+    return process
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill a process and its group; nothing happens to one that is gone."""
+    if process.returncode is None:
+        # Before waiting for it, while nobody else can have its number. Its group may outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def sweep(mark: str) -> None:
+    """Kill every process whose token begins with `mark`, but for this one."""
+    for _ in range(ROUNDS):
+        found = [pid for pid in _marked(f"{TOKEN}={mark}".encode()) if pid != os.getpid()]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _marked(entry: bytes) -> list[int]:
+    """Processes with an entry in their environment that begins so; none where there is no /proc."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        # Of other users, or gone; that of a process that ended but was not waited for is empty.
+        with contextlib.suppress(OSError):
+            environment = (folder / "environ").read_bytes()
+            if any(one.startswith(entry) for one in environment.split(b"\0")):
+                found.append(int(folder.name))
+    return found

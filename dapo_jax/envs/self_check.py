@@ -1,0 +1,49 @@
+"""Before anything is sampled: does the scorer accept an answer in the template's own form?"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dapo_jax import config
+from dapo_jax.envs import base, pool, templates
+
+CHECKED = 8  # records, the first that have an answer
+RIGHT = 0.99  # a reward from here on is that of a right answer
+
+
+def check(
+    workers: pool.Pool, records: Sequence[Mapping[str, Any]], *, template: str,
+    extract: Callable[[str, Mapping[str, Any]], str | None],
+) -> None:
+    """Give the pool's reward the right answers of the first records as the template asks for them.
+
+    Waits until the workers are ready. ConfigError names template and reward if an answer does not
+    get reward 1. A template given as a text has no known form of answer: nothing is checked. A
+    right answer may be a worked solution: then what `extract` finds in it counts too.
+    """
+    pool.ready(workers)
+    if template not in templates.TEMPLATES:
+        return
+    # Large data is read record by record: only so many as are needed.
+    shown = list(itertools.islice(
+        (record for record in records if record["answer"] != base.NO_ANSWER), CHECKED))
+    if not shown:
+        return
+    forms = [[templates.answered(template, answer)
+              for answer in (record["answer"], extract(record["answer"], record) or "")]
+             for record in shown]
+    asked = [(text, record) for pair, record in zip(forms, shown, strict=True) for text in pair]
+    scores = pool.score(workers, [text for text, _ in asked], [record for _, record in asked])
+    best = scores.reward.reshape(-1, 2).max(axis=1)
+    valid = scores.valid.reshape(-1, 2).any(axis=1)
+    for pair, record, reward, scored in zip(forms, shown, best, valid, strict=True):
+        if scored and reward < RIGHT:
+            raise config.ConfigError(
+                f"config.task.template = {template!r} and the reward {workers.reward!r} do not fit "
+                f"together: the right answer {record['answer']!r} in the template's form, "
+                f"{pair[0]!r}, gets {reward:g} instead of 1. Choose another template or reward, or "
+                "give the template as a text, which is not checked")
+    if not valid.any():
+        raise config.ConfigError(
+            f"the reward {workers.reward!r} fails on right answers in the form of "
+            f"config.task.template = {template!r}: {scores.first_failure}")

@@ -1,0 +1,55 @@
+"""python -m dapo_jax.envs: every task has an example, and its right answer gets reward 1."""
+
+import importlib
+import sys
+
+import pytest
+
+from dapo_jax import config
+from dapo_jax.data import sources
+
+LIST = importlib.import_module("dapo_jax.envs.__main__")
+HERE = [name for name in sources.TASKS if name != "reasoning_gym"]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_task_shows_problems_whose_right_answer_gets_1(name, capsys):
+    assert LIST.main([name]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("reward of it: 1\n") == shown.count("right answer: ") >= 1
+    assert sources.task(name).purpose
+
+
+def test_the_list_has_every_task_and_says_what_is_not_installed(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    assert LIST.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n{name}  " in f"\n{shown}" for name in HERE)
+    assert "not installed" in shown and "requirements-optional.txt" in shown
+
+
+def test_data_sets_of_reasoning_gym_are_tasks_of_their_own(capsys):
+    pytest.importorskip("reasoning_gym")
+    assert LIST.main(["spell_backward", "2"]) == 0
+    assert capsys.readouterr().out.count("reward of it: 1\n") == 2
+    assert "reasoning_gym:countdown" in LIST._tasks() and len(LIST._tasks()) > 105
+    assert "create an expression" in LIST.records("reasoning_gym:countdown", 1)[0]["prompt"]
+    assert LIST.main(["spel_backward"]) == 2
+    assert "did you mean spell_backward" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments, status", [(["--help"], 0), (["a", "b"], 2), (["a", "1", "2"],
+                                                                                 2)])
+def test_other_arguments_get_the_usage(arguments, status, capsys):
+    assert LIST.main(arguments) == status
+    assert "python -m dapo_jax.envs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_data_sets_of_reasoning_gym_have_an_example():
+    pytest.importorskip("reasoning_gym")
+    for name in LIST._tasks():
+        try:
+            assert LIST.records(name, 1)[0]["prompt"]
+        except config.ConfigError as error:
+            pytest.fail(f"{name}: {error}")
