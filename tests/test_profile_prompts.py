@@ -16,7 +16,8 @@ SAMPLES = 4
 
 
 def _round(prompts):
-    """Prompt p has p right answers of 4, its last is truncated, of prompt 5 none is valid."""
+    """Prompt p has p right answers of 4, its last is truncated; prompt 5 has no valid answer, and
+    the last one to prompt 4 is not."""
     prompt = np.repeat(np.asarray(prompts, np.int32), SAMPLES)
     sample = np.tile(np.arange(SAMPLES), len(prompts))
     samples = types.no_samples(2).take(np.zeros(0, int))
@@ -24,7 +25,7 @@ def _round(prompts):
                for name in ("visit", "sample", "born", "shaped")}
     wide = {name: np.zeros((len(prompt), 2), getattr(samples, name).dtype)
             for name in ("tokens", "loss_mask", "logprobs")}
-    valid = prompt != 5
+    valid = (prompt != 5) & ~((prompt == 4) & (sample == 3))
     made = types.Samples(
         **columns, **wide, prompt=prompt, group=prompt, length=sample + 1, valid=valid,
         stopped=sample < SAMPLES - 1, reward=((sample < prompt) & valid).astype(np.float32))
@@ -57,9 +58,10 @@ def test_a_row_counts_what_its_prompt_got(tmp_path, sampled):
     assert sampled == [[0, 1, 2], [3, 4, 5], [6]]
     rows = _rows(path)
     assert [row["prompt_key"] for row in rows] == list(map(sources.prompt_key, RECORDS))
-    assert [row["successes"] for row in rows] == [0, 1, 2, 3, 4, 0, 4]
+    assert [row["successes"] for row in rows] == [0, 1, 2, 3, 3, 0, 4]
     assert [row["pass_rate"] for row in rows] == [0, 0.25, 0.5, 0.75, 1, None, 1]
-    assert [(row["trials"], row["invalid"]) for row in rows] == [(4, 0)] * 5 + [(0, 4), (4, 0)]
+    assert [(row["trials"], row["invalid"]) for row in rows] == [
+        (4, 0), (4, 0), (4, 0), (4, 0), (3, 1), (0, 4), (4, 0)]
     assert {(row["truncated"], row["length"]) for row in rows} == {(1, 2.5)}
     assert profile_prompts.summary(path) == {"prompts": 7, "pass_rate": 3.5 / 6, "never": 1,
                                              "always": 2, "between": 3, "not_scored": 1}
@@ -83,7 +85,8 @@ def test_a_file_of_another_profile_is_refused_and_left_as_it_is(tmp_path, sample
     profile_prompts.profile(SOURCE, None, path, name="n", piece=9)
     content = path.read_text()
     for name, text, message in (("m", content, "line 1 is of another"), ("n", "x\n", "line 1: "),
-                                ("n", content * 2, "line 8 is of another")):
+                                ("n", content * 2, "line 8 is of another"),
+                                ("n", content.split("\n", 1)[1], "line 1 is of another")):
         path.write_text(text)
         with pytest.raises(config.ConfigError, match=message):
             profile_prompts.profile(SOURCE, None, path, name=name, piece=9)
