@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from dapo_jax import config
+from dapo_jax import config, config_learner
 from dapo_jax.learner import optim
 
 
 def rates(horizon, count, **changes):
-    schedule = optim.schedule(config.Optimizer(**changes), horizon)
+    schedule = optim.schedule(config_learner.Optimizer(**changes), horizon)
     return [float(schedule(i)) for i in range(count)]
 
 
@@ -44,7 +44,7 @@ def test_a_warm_up_that_fills_the_horizon_is_refused():
 
 
 def run(gradients, **changes):
-    transform = optim.transform(config.Optimizer(**changes), 100)
+    transform = optim.transform(config_learner.Optimizer(**changes), 100)
     params = {"w": jnp.array([1.0, -2.0])}
     state = transform.init(params)
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 import tiny
 
-from dapo_jax import config
+from dapo_jax import config, config_learner
 from dapo_jax.learner import algorithms, optim, update
 from dapo_jax.models import families, transformer
 from dapo_jax.models import spec as specs
@@ -33,7 +33,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def programs(mesh):
-    cfg = config.Optimizer()
+    cfg = config_learner.Optimizer()
     optimizer = update.Optimizer(optim.transform(cfg, 100), optim.schedule(cfg, 100))
     settings = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
     return update.compile_programs(SPEC, settings, optimizer, mesh, slots=SLOTS, rows=ROWS,

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dapo_jax import config, types
+from dapo_jax import config, config_learner, types
 
 
-def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
+def schedule(cfg: config_learner.Optimizer, horizon: int) -> optax.Schedule:
     """Learning rate of the update number `count` = 0, 1, ... of a phase of `horizon` updates.
 
     Warm-up is linear: update `count` uses the share (count + 1) / warmup_updates of the peak, so
@@ -27,7 +27,7 @@ def schedule(cfg: config.Optimizer, horizon: int) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [cfg.warmup_updates])
 
 
-def transform(cfg: config.Optimizer, horizon: int) -> optax.GradientTransformation:
+def transform(cfg: config_learner.Optimizer, horizon: int) -> optax.GradientTransformation:
     """Clip by the global norm (if `clip_norm` > 0), then AdamW; decay is decoupled.
 
     Moments and steps are float32 or wider, whatever the parameters are.
@@ -52,15 +52,15 @@ def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformation(lambda params: inner.init(widened(params)), update)
 
 
-def _constant(cfg: config.Optimizer, updates: int) -> optax.Schedule:
+def _constant(cfg: config_learner.Optimizer, updates: int) -> optax.Schedule:
     return optax.constant_schedule(cfg.learning_rate)
 
 
-def _linear(cfg: config.Optimizer, updates: int) -> optax.Schedule:
+def _linear(cfg: config_learner.Optimizer, updates: int) -> optax.Schedule:
     return optax.linear_schedule(cfg.learning_rate, cfg.end_factor * cfg.learning_rate, updates)
 
 
-def _cosine(cfg: config.Optimizer, updates: int) -> optax.Schedule:
+def _cosine(cfg: config_learner.Optimizer, updates: int) -> optax.Schedule:
     return optax.cosine_decay_schedule(cfg.learning_rate, updates, alpha=cfg.end_factor)
 
 
