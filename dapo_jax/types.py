@@ -173,16 +173,27 @@ class SampleCache:
 
 
 @_pytree
+class Packed:
+    """Where tokens stand in a microbatch whose slots hold several prompts each, and whose rows a
+    sample of each of them at most."""
+
+    segment: jax.Array  # i32[S, P] number of the token's prompt within its slot; -1 on padding
+    after: jax.Array  # i32[S, R, T] place in P of the last token of the prompt that the token's
+    # sample continues; -1 on padding
+
+
+@_pytree
 class TrainBatch:
     """One microbatch: S slots of R rows, each row continuing its slot's prompt."""
 
     prompt_tokens: jax.Array  # i32[S, P] right-padded
-    prompt_length: jax.Array  # i32[S] >= 1, also in idle slots
+    prompt_length: jax.Array  # i32[S] >= 1, also in idle slots; of all prompts if packed
     tokens: jax.Array  # i32[S, R, T]
     logprobs: jax.Array  # f32[S, R, T] of the sampler
     advantages: jax.Array  # f32[S, R, T]
     weights: jax.Array  # f32[S, R, T] 0 on padding, masked tokens and idle rows
     fresh: jax.Array  # f32[S, R, T] 1 where the parameters that sampled are those trained first
+    packed: Packed | None = None  # None: a slot has one prompt, a row one sample
 
 
 @_pytree
