@@ -43,7 +43,11 @@ class Model:
                               "optimizer steps below 1/512 of a value", ("float32", "bfloat16"))
     compute_dtype: str = option("auto", "activations and products; auto: bfloat16 on TPU and GPU, "
                                 "float32 on CPU", ("auto", "float32", "bfloat16"))
-    remat: bool = option(False, "recompute blocks in the backward pass")
+    remat: str = option("none", "what the backward pass recomputes: nothing, all of a block, or "
+                        "all but its matrix products", ("none", "full", "dots"))
+    attention: str = option("auto", "what computes attention: the plain form, the plain form a "
+                            "block of queries at a time, cuDNN, a TPU kernel (models/attention.py);"
+                            " auto: by the device", ("auto", "xla", "blocked", "cudnn", "tpu"))
     head_chunk: int = option(1024, "tokens whose logits exist at once")
 
 

@@ -17,7 +17,7 @@ from dapo_jax.data import prompts, sources
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import base
 from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import gguf, hf, presets, transformer
+from dapo_jax.models import attention, gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import loading
@@ -110,7 +110,8 @@ def _spec(
     compute = model.compute_dtype
     if compute == "auto":
         compute = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat}
+    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat,
+              "attention": attention.resolve(model.attention, jax.default_backend())}
     if model.source == "scratch":
         return specs.from_scratch(model, tokenizer.vocab_size, **chosen)
     if model.source == "preset":
