@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import types
 from dapo_jax.learner import losses, optim
-from dapo_jax.models import head, transformer
+from dapo_jax.models import head, packed, transformer
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -64,11 +64,7 @@ def token_logprobs(
     The state that predicts token t is that of token t - 1; for t = 0, of the prompt's last token.
     """
     slots, rows, width = batch.tokens.shape
-    last, prompt = transformer.prefill(spec, params, batch.prompt_tokens, batch.prompt_length)
-    states = jnp.broadcast_to(last[:, None, None], (slots, rows, 1, last.shape[-1]))
-    if width > 1:
-        rest = transformer.extend(spec, params, batch.tokens[:, :, :-1], prompt)
-        states = jnp.concatenate([states, rest], axis=2)
+    states = packed.states(spec, params, batch)
     stats = head.token_stats(
         params, states.reshape(slots, rows * width, -1), batch.tokens.reshape(slots, -1),
         temperature=settings.temperature, chunk=settings.head_chunk,

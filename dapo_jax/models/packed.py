@@ -1,6 +1,6 @@
-"""Running microbatches whose slots hold several prompts and whose rows hold several samples
-(types.Packed). Each prompt is run once for all its samples; a token sees its own sample and its
-own prompt, at the positions that they would have alone."""
+"""Running microbatches, also those whose slots hold several prompts and whose rows hold several
+samples (types.Packed). Each prompt is run once for all its samples; a token sees its own sample and
+its own prompt, at the positions that they would have alone."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,24 @@ from dapo_jax.models import attention, transformer
 from dapo_jax.models.spec import ModelSpec
 
 
-def states(
+def states(spec: ModelSpec, params: types.Tree, batch: types.TrainBatch) -> jax.Array:
+    """The hidden states [S, R, T, D] that predict the batch's tokens: of the token before each or,
+    for the first of a sample, of its prompt's last token."""
+    if batch.packed is not None:
+        return _packed_states(spec, params, batch.prompt_tokens, batch.tokens, batch.packed)
+    slots, rows, width = batch.tokens.shape
+    last, prompt = transformer.prefill(spec, params, batch.prompt_tokens, batch.prompt_length)
+    first = jnp.broadcast_to(last[:, None, None], (slots, rows, 1, last.shape[-1]))
+    if width == 1:
+        return first
+    rest = transformer.extend(spec, params, batch.tokens[:, :, :-1], prompt)
+    return jnp.concatenate([first, rest], axis=2)
+
+
+def _packed_states(
     spec: ModelSpec, params: types.Tree, prompt_tokens: jax.Array, tokens: jax.Array,
     packed: types.Packed,
 ) -> jax.Array:
-    """The hidden states [S, R, T, D] that predict tokens i32[S, R, T]: of the token before each or,
-    for the first of a sample, of the last token of its prompt, among i32[S, P]."""
     prompt = _prompt_places(packed.segment)
     hidden, (keys, values) = transformer.run(
         spec, params, prompt_tokens[:, None], None, attention.Seen(prompt, prompt))
