@@ -67,7 +67,8 @@ LEAST = {
     "log.samples_per_step": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
     **{f"{phase}.{name}": least for phase in ("sft", "rl") for name, least in {
         "steps": 0, "epochs": 0, "prompts_per_step": 1, "samples_per_prompt": 1,
-        "updates_per_step": 1, "microbatch_slots": 1, "optimizer.warmup_updates": 0,
+        "updates_per_step": 1, "epochs_per_batch": 1, "microbatch_slots": 1,
+        "optimizer.warmup_updates": 0,
         "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
 }
 RANGES = {
@@ -171,3 +172,6 @@ def _check_phase(phase: config.Phase, name: str, cfg: config.Config) -> None:
     for field in ("b1", "b2"):
         value = getattr(phase.optimizer, field)
         _require(0 <= value < 1, f"{name}.optimizer.{field}", value, "in [0, 1)")
+    _require(phase.optimizer.name == "adamw" or phase.optimizer.moment_dtype == "float32",
+             f"{name}.optimizer.moment_dtype", phase.optimizer.moment_dtype,
+             "float32 with adafactor, which has no moments to narrow")

@@ -90,21 +90,51 @@ def clipped_loss(ratio, advantage, *, low, high, dual=0.0):
     return -value
 
 
-def policy_loss(logprobs, old, advantages, weights, entropy, *, ratio, low, high, dual=0.0,
-                entropy_coef=0.0):
-    """Sum over rows and tokens of weight x (policy loss - coefficient x entropy)."""
+def kl_estimate(logprob, reference, *, name, ratio=1.0):
+    """Schulman's estimators of KL(p || reference) of a token from p; the last is the third times
+    the token's ratio to what sampled it (arXiv 2512.02556)."""
+    log_ratio = reference - logprob
+    third = math.exp(log_ratio) - 1 - log_ratio
+    return {"k1": -log_ratio, "k2": log_ratio ** 2 / 2, "k3": third,
+            "k3_weighted": ratio * third}[name]
+
+
+def importance_weight(gaps, at, *, importance, importance_mode, importance_min, importance_max):
+    """Bounded weight of token `at` of a sample; `gaps` are log(old / sampled) of its tokens."""
+    weight = {"none": 1.0, "token": math.exp(gaps[at]),
+              "sequence": math.prod(math.exp(gap) for gap in gaps)}[importance]
+    if importance == "none":
+        return weight
+    if importance_mode == "mask":
+        return weight if importance_min <= weight <= importance_max else 0.0
+    return min(max(weight, importance_min), importance_max)
+
+
+def policy_loss(logprobs, old, advantages, weights, entropy, sampled, reference, *, ratio, clip_low,
+                clip_high, dual_clip, entropy_coef, objective, kl_estimator, kl_coef, old_logprobs,
+                **importance):
+    """Sum over rows and tokens of weight x (policy loss + KL term - entropy bonus)."""
     total = 0.0
     for row in range(len(logprobs)):
         on = [t for t, weight in enumerate(weights[row]) if weight > 0]
         if not on:
             continue
         mean = sum(logprobs[row][t] - old[row][t] for t in on) / len(on)
-        for t in on:
-            difference = mean if ratio == "sequence" else logprobs[row][t] - old[row][t]
+        gaps = [old[row][t] - sampled[row][t] for t in on]
+        for at, t in enumerate(on):
+            own = logprobs[row][t] - old[row][t]
+            r, gain = math.exp(mean if ratio == "sequence" else own), advantages[row][t]
             if ratio == "none":
-                loss = -advantages[row][t] * logprobs[row][t]
+                loss = -gain * logprobs[row][t]
+            elif objective == "cispo":
+                loss = -min(max(r, 1 - clip_low), 1 + clip_high) * gain * logprobs[row][t]
             else:
-                loss = clipped_loss(math.exp(difference), advantages[row][t], low=low, high=high,
-                                    dual=dual)
-            total += weights[row][t] * (loss - entropy_coef * entropy[row][t])
+                loss = clipped_loss(r, gain, low=clip_low, high=clip_high, dual=dual_clip)
+            weight = 1.0
+            if old_logprobs == "recomputed":
+                weight = importance_weight(gaps, at, **importance)
+            kl = kl_estimate(logprobs[row][t], reference[row][t], name=kl_estimator,
+                             ratio=weight * math.exp(own))
+            total += weights[row][t] * (weight * loss + kl_coef * kl
+                                        - entropy_coef * entropy[row][t])
     return total

@@ -16,7 +16,7 @@ FLOORS = (
      "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.engine", "rollout.collect"),
-    ("setup",),
+    ("setup", "setup_phases", "phases"),
     ("evaluate",),
     ("train", "report", "export"),
 )

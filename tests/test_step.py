@@ -43,9 +43,9 @@ def given_loss(monkeypatch):
 
 def loss_of(work, algorithm):
     settings = algorithms.loss_settings(algorithm)
-    return sum(float(losses.policy_loss(b.logprobs, b.logprobs, b.advantages, b.weights,
-                                        entropy=b.weights, settings=settings)[0])
-               for one in work for b in one.batches)
+    return sum(float(losses.policy_loss(
+        b.logprobs, b.logprobs, b.advantages, b.weights, entropy=b.weights, settings=settings,
+        reference=b.logprobs)[0]) for one in work for b in one.batches)
 
 
 @pytest.mark.parametrize("slots,rows", [(2, 2), (1, 1), (2, 1), (4, 4)])
