@@ -206,6 +206,12 @@ def _block(length: int) -> int:
     return min((512, 256, LANES), key=lambda block: (-length % block, -block))
 
 
+def slot_parts() -> int:
+    """Into how many parts the mesh of `jax.set_mesh` splits slots; without one, 1."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
 def _sharded(run, heads: int, kv_heads: int):
     """`run` on each device's own slots and heads: a kernel is not split by the compiler. The mesh
     is that of `jax.set_mesh`; without one there is one device."""
