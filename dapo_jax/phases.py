@@ -5,10 +5,10 @@ import pathlib
 
 import jax
 
-from dapo_jax import config, setup, setup_phases, types
+from dapo_jax import setup, setup_phases, types
 from dapo_jax.dynamic_sampling import controller
 from dapo_jax.envs import pool as pools
-from dapo_jax.learner import packing, update
+from dapo_jax.learner import update
 from dapo_jax.models import hf
 from dapo_jax.rollout import collect, engine
 from dapo_jax.runtime import loading, tree_store
@@ -35,7 +35,7 @@ def ready(
     """
     programs = update.compile_programs(
         parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
-        slots=phase.pack.slots, rows=phase.pack.rows, shapes=packing.shapes(phase.pack))
+        pack=phase.pack)
     source = _source(parts, phase, pool) if phase.algorithm.samples == "rollout" else None
     return PhaseRun(phase, programs, source, _reference(parts, phase, state, workdir=workdir))
 
@@ -73,7 +73,7 @@ def _reference(
     elif (pathlib.Path(path) / "checkpoints").is_dir():
         reference = tree_store.params_of_run(path, structs)
     else:
-        reference = loading.fill(structs, _pieces(parts, path, phase.name))
+        reference = loading.fill(structs, hf.pieces(hf.open(pathlib.Path(path)), parts.spec))
     tree_store.save(kept, reference)
     return reference
 
@@ -82,16 +82,3 @@ def _copy(parts: setup.Parts, params: types.Tree, structs: types.Tree) -> types.
     copy = jax.jit(lambda tree: update.reference_params(parts.spec, tree),
                    out_shardings=jax.tree.map(lambda leaf: leaf.sharding, structs))
     return copy(params)
-
-
-def _pieces(parts: setup.Parts, path: str, phase: str) -> object:
-    folder = hf.open(pathlib.Path(path))
-    same = {name: getattr(parts.spec, name)
-            for name in ("param_dtype", "compute_dtype", "remat", "attention")}
-    spec = hf.spec(folder, **same)
-    if spec != parts.spec:
-        names = [field.name for field in dataclasses.fields(spec)
-                 if getattr(spec, field.name) != getattr(parts.spec, field.name)]
-        raise config.ConfigError(f"config.{phase}.reference = {path!r} is of another shape than "
-                                 f"the model: they differ in {', '.join(names)}")
-    return hf.pieces(folder, spec)

@@ -12,6 +12,7 @@ from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import hf, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.runtime import tree_store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +46,33 @@ def phases(
         algorithm = _with_choices(algorithms.resolve(phase.algorithm, where=f"{name}.algorithm"),
                                   cfg)
         _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
-        width = config.completion_buckets(phase, cfg.rollout)
         _check_learning(name, phase, algorithm, spec)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
-            packing.PackShape(phase.microbatch_slots, phase.samples_per_prompt,
-                              cfg.prompts.buckets, width)))
+            _pack_shape(name, phase, cfg, mesh)))
         first += steps
     return tuple(result)
+
+
+def _pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
+                ) -> packing.PackShape:
+    """The shapes of the phase's microbatches; ConfigError where they hold too little."""
+    prompts, completions = cfg.prompts.buckets, config.completion_buckets(phase, cfg.rollout)
+    rows = phase.samples_per_prompt
+    if phase.packed_prompts:
+        if phase.packed_prompts < prompts[-1]:
+            raise config.ConfigError(
+                f"config.{name}.packed_prompts = {phase.packed_prompts} holds no prompt of "
+                f"{prompts[-1]} tokens, the limit of config.prompts.buckets; raise it")
+        prompts, completions, rows = (phase.packed_prompts,), completions[-1:], phase.packed_rows
+    shape = packing.PackShape(
+        phase.microbatch_slots, rows, prompts, completions, tokens=phase.microbatch_tokens,
+        parts=mesh_lib.batch_parts(mesh), packed=bool(phase.packed_prompts))
+    try:
+        packing.slots_of(shape, prompts[-1], completions[-1])
+    except config.ConfigError as error:
+        raise config.ConfigError(f"config.{name}.{error}") from error
+    return shape
 
 
 def _with_choices(algorithm: algorithms.Algorithm, cfg: config.Config) -> algorithms.Algorithm:
@@ -102,7 +122,8 @@ def _check_phase(
             f"only {len(table)} prompts and none is sampled twice in a step")
     if name == "sft":
         _check_demonstrations(table, config.completion_buckets(phase, rollout)[-1])
-    mesh_lib.check_divides(mesh, (phase.microbatch_slots,), f"{name}.microbatch_slots")
+    if not phase.microbatch_tokens:
+        mesh_lib.check_divides(mesh, (phase.microbatch_slots,), f"{name}.microbatch_slots")
 
 
 def _check_learning(
@@ -115,14 +136,28 @@ def _check_learning(
                              where=f"{name}.optimizer.{field}")
     if all(jax.tree.leaves(optim.matches(shapes, phase.optimizer.freeze))):
         raise config.ConfigError(f"config.{name}.optimizer.freeze leaves no parameter to train")
-    if not phase.reference:
-        return
-    if not algorithm.kl_coef:
+    if phase.reference and not algorithm.kl_coef:
         raise config.ConfigError(
             f"config.{name}.reference has no effect with kl_coef 0; leave it out, or set "
             f"config.{name}.algorithm.kl_coef")
-    if not (pathlib.Path(phase.reference) / "checkpoints").is_dir():
-        hf.open(pathlib.Path(phase.reference))
+    if phase.reference:
+        _check_reference(name, pathlib.Path(phase.reference), spec, shapes)
+
+
+def _check_reference(
+    name: str, path: pathlib.Path, spec: specs.ModelSpec, shapes: types.Tree
+) -> None:
+    """Refuse a reference that is not there, or of another shape than the model."""
+    if (path / "checkpoints").is_dir():
+        tree_store.check_run(path, shapes)
+        return
+    same = ("param_dtype", "compute_dtype", "remat", "attention")
+    found = hf.spec(hf.open(path), **{field: getattr(spec, field) for field in same})
+    differ = [field.name for field in dataclasses.fields(spec)
+              if getattr(found, field.name) != getattr(spec, field.name)]
+    if differ:
+        raise config.ConfigError(f"config.{name}.reference = {str(path)!r} is of another shape "
+                                 f"than the model: they differ in {', '.join(differ)}")
 
 
 def _check_demonstrations(table: types.PromptTable, limit: int) -> None:

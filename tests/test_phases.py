@@ -1,5 +1,6 @@
 """Runs with a reference model, recomputed log-probs and several updates per batch."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -40,8 +41,8 @@ def test_every_step_takes_each_mini_batch_in_each_epoch(whole):
 
 
 def test_the_policy_leaves_its_reference_and_the_second_epoch_is_off_policy(whole):
-    first, *_, last = runs.steps(whole)
-    assert 1e-6 < first["policy/kl_reference"] < last["policy/kl_reference"]
+    first = runs.steps(whole)[0]
+    assert all(line["policy/kl_reference"] > 1e-4 for line in runs.steps(whole))
     assert first["policy/ratio_max"] > 1.001 and first["policy/kl"] > 0
     assert first["policy/importance_mean"] == pytest.approx(1, abs=1e-5)
     assert first["policy/ess"] == pytest.approx(1, abs=1e-5)
@@ -76,22 +77,27 @@ def test_without_its_reference_a_run_does_not_go_on(tmp_path, whole):
         runs.run(tmp_path / "copy", ALL)
 
 
-def test_another_run_s_checkpoint_may_be_the_reference(tmp_path, whole):
-    changes = runs.RL_ONLY | {
-        "rl.steps": 1, "eval.every": 0, "rl.algorithm.kl_coef": 0.1, "rl.reference": str(whole)}
+def test_another_run_s_checkpoint_may_be_the_reference(whole):
+    parts = setup.prepare(runs.configure(ALL | {"rl.reference": str(whole)}))
+    params = tree_store.params_of_run(whole, update.reference_structs(parts.spec, parts.mesh))
+    runs.assert_same_state(jax.tree.map(np.asarray, params), runs.state(whole, ALL).train.params)
+    half = dataclasses.replace(parts.spec, compute_dtype="bfloat16")
+    params = tree_store.params_of_run(whole, update.reference_structs(half, parts.mesh))
+    assert params["embedding"].dtype == "bfloat16" and params["norm"].dtype == np.float32
+
+
+@pytest.mark.slow
+def test_a_run_is_held_near_the_checkpoint_it_is_given(tmp_path, whole):
+    changes = runs.RL_ONLY | {"rl.steps": 2, "eval.every": 0, "rl.algorithm.kl_coef": 0.1,
+                              "rl.reference": str(whole)}
     assert runs.run(tmp_path, changes) == command_line.DONE
     assert runs.steps(tmp_path)[0]["policy/kl_reference"] > 0.01
-    parts = setup.prepare(runs.configure(changes))
-    kept = tree_store.restore(tmp_path / "reference" / "rl",
-                              update.reference_structs(parts.spec, parts.mesh))
-    runs.assert_same_state(jax.tree.map(np.asarray, kept), runs.state(whole, ALL).train.params)
 
 
-def test_a_reference_of_another_shape_is_refused_by_name(tmp_path, whole):
-    changes = runs.RL_ONLY | {"rl.steps": 1, "rl.algorithm.kl_coef": 0.1, "model.ff": 32,
-                              "rl.reference": str(whole), "eval.every": 0}
+def test_a_reference_of_another_shape_is_refused_by_name(whole):
+    changes = ALL | {"model.ff": 32, "rl.reference": str(whole)}
     with pytest.raises(config.ConfigError, match=r"train\.params\.blocks\.mlp.* of another model"):
-        runs.run(tmp_path, changes)
+        setup.prepare(runs.configure(changes))
 
 
 @pytest.mark.parametrize("changes, parts", [
@@ -109,22 +115,23 @@ def test_what_would_have_no_effect_is_refused_before_anything_is_compiled(change
 
 
 def test_an_update_that_is_not_finite_is_skipped_counted_and_kept(tmp_path, monkeypatch, caplog):
-    changes = runs.RL_ONLY | {"rl.steps": 2, "eval.every": 0, "rl.updates_per_step": 2}
     prepare = train.learner.prepare
 
     def broken(*arguments, step, **options):
         work = prepare(*arguments, step=step, **options)
-        if step == 1:
+        if step == 4:
             work[1].batches[0].advantages[:] = np.nan
         return work
 
     monkeypatch.setattr(train.learner, "prepare", broken)
-    assert runs.run(tmp_path, changes) == command_line.DONE
-    first, second = runs.steps(tmp_path)
-    assert (first["policy/skipped"], second["policy/skipped"]) == (1, 0)
-    assert np.isfinite([first["policy/loss"], first["policy/grad_norm"]]).all()
-    assert int(runs.state(tmp_path, changes).train.updates) == 3
-    (path,) = (tmp_path / "failed_updates").iterdir()
-    assert path.name == "step_000001_update_2.npz" and str(path) in caplog.text
-    with np.load(path) as kept:
+    assert runs.run(tmp_path, ALL) == command_line.DONE
+    good, bad, after = runs.steps(tmp_path)
+    assert [line["policy/skipped"] for line in (good, bad, after)] == [0, 2, 0]
+    assert np.isfinite([bad["policy/loss"], bad["policy/grad_norm"]]).all()
+    assert int(runs.state(tmp_path, ALL).train.updates) == 10
+    names = sorted(path.name for path in (tmp_path / "failed_updates").iterdir())
+    assert names == ["step_000004_update_2.npz", "step_000004_update_4.npz"]
+    assert names[0] in caplog.text
+    with np.load(tmp_path / "failed_updates" / names[0]) as kept:
         assert np.isnan(kept["0.advantages"]).any() and kept["0.tokens"].dtype == np.int32
+        assert np.isfinite(kept["0.old"]).all() and np.isfinite(kept["0.reference"]).all()

@@ -1,7 +1,9 @@
 """Trees of device arrays on disk: a phase's reference model, and the parameters of another run."""
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import orbax.checkpoint as ocp
@@ -26,35 +28,44 @@ def restore(path: str | os.PathLike, like: types.Tree) -> types.Tree:
         return checkpointer.restore(path, like)
 
 
+def check_run(workdir: str | os.PathLike, like: types.Tree) -> None:
+    """Refuse a run without a checkpoint, or whose parameters are not of the shapes of `like`."""
+    with _opened(workdir) as (manager, step):
+        stored = manager.restore(
+            step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
+    for name, leaf in _named(like).items():
+        shape = tuple(stored[name][1]) if name in stored else None
+        if shape != leaf.shape:
+            raise config.ConfigError(
+                f"{workdir}: {name} is {shape or 'missing'} in the checkpoint of step {step}, but "
+                f"this model needs {leaf.shape}: it is of another model")
+
+
 def params_of_run(workdir: str | os.PathLike, like: types.Tree) -> types.Tree:
     """The parameters in the newest checkpoint of another run, in the types and onto the shardings
-    of `like`. ConfigError if there is none, or of another shape."""
+    of `like`; see `check_run`."""
+    item = _named(like)
+    how = {name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype)
+           for name, leaf in item.items()}
+    with _opened(workdir) as (manager, step):
+        found = manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(
+            item, restore_args=how, partial_restore=True))).arrays
+    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in item])
+
+
+@contextlib.contextmanager
+def _opened(workdir: str | os.PathLike) -> Iterator[tuple[ocp.CheckpointManager, int]]:
     manager = checkpoint.open_manager(workdir, keep=1)
     try:
         step = checkpoint.latest(manager)
         if step is None:
             raise config.ConfigError(f"{workdir} holds no complete checkpoint")
-        leaves, structure = jax.tree.flatten_with_path(like)
-        names = ["train.params." + jax.tree_util.keystr(path, simple=True, separator=".")
-                 for path, _ in leaves]
-        item = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
-        how = {name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, strict=True)
-               for name, leaf in item.items()}
-        found = _restored(manager, step, item, how)
+        yield manager, step
     finally:
         checkpoint.close(manager)
-    return jax.tree.unflatten(structure, [found[name] for name in names])
 
 
-def _restored(
-    manager: ocp.CheckpointManager, step: int, item: types.Tree, how: types.Tree
-) -> types.Tree:
-    stored = manager.item_metadata(step)["arrays"]
-    for name, leaf in item.items():
-        shape = tuple(stored[name].shape) if name in stored else None
-        if shape != leaf.shape:
-            raise config.ConfigError(
-                f"{manager.directory}: {name} is {shape or 'missing'}, but this model needs "
-                f"{leaf.shape}: it is of another model")
-    return manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(
-        item, restore_args=how, partial_restore=True))).arrays
+def _named(like: types.Tree) -> dict[str, jax.ShapeDtypeStruct]:
+    """Leaves by the names that checkpoints give them, in the order of the tree."""
+    return {"train.params." + jax.tree_util.keystr(path, simple=True, separator="."): leaf
+            for path, leaf in jax.tree.leaves_with_path(like)}
