@@ -15,50 +15,49 @@ def _members(group, valid):
     return {name: rows for name, rows in members.items() if len(rows) > 1}
 
 
-def grpo_advantages(rewards, group, valid, *, ddof=1, eps=1e-6):
-    """arXiv 2402.03300: (r - mean) / std of the group."""
-    result = [0.0] * len(rewards)
-    for rows in _members(group, valid).values():
-        values = [float(rewards[row]) for row in rows]
-        mean = sum(values) / len(values)
-        std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - ddof))
-        for row, value in zip(rows, values):
-            result[row] = (value - mean) / (std + eps)
-    return result
-
-
-def centred_advantages(rewards, group, valid):
-    """arXiv 2503.20783: r - mean of the group."""
-    result = [0.0] * len(rewards)
-    for rows in _members(group, valid).values():
-        mean = sum(float(rewards[row]) for row in rows) / len(rows)
-        for row in rows:
-            result[row] = float(rewards[row]) - mean
-    return result
-
-
-def leave_one_out_advantages(rewards, group, valid):
-    """arXiv 2402.14740: r - mean of the others."""
+def centred_advantages(rewards, group, valid, *, leave_one_out=False):
+    """r - mean of the group (arXiv 2503.20783), or of its others (arXiv 2402.14740)."""
     result = [0.0] * len(rewards)
     for rows in _members(group, valid).values():
         for row in rows:
-            others = [float(rewards[other]) for other in rows if other != row]
+            others = [float(rewards[o]) for o in rows if o != row or not leave_one_out]
             result[row] = float(rewards[row]) - sum(others) / len(others)
     return result
 
 
-def whitened_advantages(rewards, group, valid, repeats, *, eps=1e-6):
+def _std(values, ddof):
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - ddof))
+
+
+def grpo_advantages(rewards, group, valid, *, ddof=1, eps=1e-6, leave_one_out=False):
+    """arXiv 2402.03300: (r - mean) / std of the group."""
+    result = centred_advantages(rewards, group, valid, leave_one_out=leave_one_out)
+    for rows in _members(group, valid).values():
+        std = _std([float(rewards[row]) for row in rows], ddof)
+        for row in rows:
+            result[row] /= std + eps
+    return result
+
+
+def batch_scaled_advantages(rewards, group, valid, *, ddof=1, eps=1e-6, leave_one_out=False):
+    """arXiv 2508.08221: (r - mean of the group) / std of the batch's rewards."""
+    centred = centred_advantages(rewards, group, valid, leave_one_out=leave_one_out)
+    used = [float(rewards[row]) for rows in _members(group, valid).values() for row in rows]
+    return [v / (_std(used, ddof) + eps) for v in centred] if used else centred
+
+
+def whitened_advantages(rewards, group, valid, repeats, *, eps=1e-6, leave_one_out=False):
     """Centred by group, then whitened over the batch; a row counts `repeats` times.
 
     repeats = lengths: by tokens (arXiv 2501.03262); all 1: by samples.
     """
-    centred = centred_advantages(rewards, group, valid)
+    centred = centred_advantages(rewards, group, valid, leave_one_out=leave_one_out)
     rows = [row for members in _members(group, valid).values() for row in members]
     spread = [centred[row] for row in rows for _ in range(repeats[row])]
     if not spread:
         return [0.0] * len(rewards)
-    mean = sum(spread) / len(spread)
-    std = math.sqrt(sum((v - mean) ** 2 for v in spread) / len(spread))
+    mean, std = sum(spread) / len(spread), _std(spread, 0)
     return [(centred[row] - mean) / (std + eps) if row in rows else 0.0
             for row in range(len(rewards))]
 
