@@ -67,8 +67,8 @@ LEAST = {
     "log.samples_per_step": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
     **{f"{phase}.{name}": least for phase in ("sft", "rl") for name, least in {
         "steps": 0, "epochs": 0, "prompts_per_step": 1, "samples_per_prompt": 1,
-        "updates_per_step": 1, "epochs_per_batch": 1, "microbatch_slots": 1,
-        "optimizer.warmup_updates": 0,
+        "updates_per_step": 1, "epochs_per_batch": 1, "microbatch_slots": 1, "microbatch_tokens": 0,
+        "packed_prompts": 0, "packed_rows": 1, "optimizer.warmup_updates": 0,
         "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
 }
 RANGES = {

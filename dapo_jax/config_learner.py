@@ -70,6 +70,12 @@ class Phase:
                             "work directory of a run (its newest checkpoint), of the same shape; "
                             "empty: the parameters at the phase's start")
     microbatch_slots: int = option(32, "prompts per microbatch")
+    microbatch_tokens: int = option(0, "tokens of a microbatch, padding included: it has as many "
+                                    "slots as they hold, more of short ones; 0: microbatch_slots")
+    packed_prompts: int = option(0, "prompt tokens of a slot that holds several prompts, whose "
+                                 "rows (as long as the last completion bucket) hold several "
+                                 "samples; 0: a prompt a slot, a sample a row")
+    packed_rows: int = option(1, "rows of such a slot")
     completion_buckets: tuple = option((), "completion lengths in tokens that are compiled for "
                                        "updates; empty: max_new_tokens only")
     epochs: int = option(0, "passes over the prompts before the phase ends; 0: no limit. "

@@ -12,7 +12,7 @@ import test_optim
 import tiny
 
 from dapo_jax import config_learner, types
-from dapo_jax.learner import algorithms, optim, update
+from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.runtime import mesh as mesh_lib
 
 HALF = ml_dtypes.bfloat16
@@ -24,8 +24,8 @@ OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 
 
 @pytest.fixture(scope="module")
 def programs():
-    return update.compile_programs(SPEC, SETTINGS, OPTIMIZER, tiny.mesh(), slots=2, rows=2,
-                                   shapes=((4, 3),))
+    return update.compile_programs(SPEC, SETTINGS, OPTIMIZER, tiny.mesh(),
+                                   pack=packing.PackShape(2, 2, (4,), (3,)))
 
 
 @pytest.fixture(scope="module")

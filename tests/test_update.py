@@ -46,8 +46,7 @@ def samples(params):
 
 
 def compile_programs(mesh):
-    return update.compile_programs(tiny.SPEC, SETTINGS, OPTIMIZER, mesh, slots=4, rows=2,
-                                   shapes=((8, tiny.NEW),))
+    return update.compile_programs(tiny.SPEC, SETTINGS, OPTIMIZER, mesh, pack=SHAPE)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from dapo_jax import types
-from dapo_jax.learner import losses, optim
+from dapo_jax.learner import losses, optim, packing
 from dapo_jax.models import head, packed, transformer
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
@@ -141,16 +141,16 @@ def apply(
     return state, metrics | {"policy/skipped": types.Sum(1 - sound.astype(jnp.int32))}
 
 
-def batch_structs(
-    mesh: Mesh, slots: int, rows: int, prompt: int, width: int
-) -> types.TrainBatch:
+def batch_structs(mesh: Mesh, pack: packing.PackShape, prompt: int, width: int
+                  ) -> types.TrainBatch:
     """Shapes of one microbatch, as packed on the host."""
     def make(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh_lib.batch_sharding(mesh))
-    token = (slots, rows, width)
-    floats = [make(token, jnp.float32) for _ in range(4)]
-    return types.TrainBatch(make((slots, prompt), jnp.int32), make((slots,), jnp.int32),
-                            make(token, jnp.int32), *floats)
+    slots = packing.slots_of(pack, prompt, width)
+    prompts, tokens = make((slots, prompt), jnp.int32), make((slots, pack.rows, width), jnp.int32)
+    floats = [make(tokens.shape, jnp.float32) for _ in range(4)]
+    return types.TrainBatch(prompts, make((slots,), jnp.int32), tokens, *floats,
+                            packed=types.Packed(prompts, tokens) if pack.packed else None)
 
 
 def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> types.TrainState:
@@ -188,17 +188,17 @@ def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
 
 def compile_programs(
     spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: Mesh, *,
-    slots: int, rows: int, shapes: Sequence[tuple[int, int]],
+    pack: packing.PackShape,
 ) -> Programs:
-    """Compile every program that a phase's updates need; `shapes` are pairs (P, T)."""
+    """Compile every program that a phase's updates need."""
     state = state_structs(spec, optimizer, mesh)
-    packed = {shape: batch_structs(mesh, slots, rows, *shape) for shape in shapes}
+    packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
     static = {"spec": spec, "settings": settings}
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
     scorer = jax.jit(lambda *args: score(*args, **static), out_shardings=split)
 
     def scorers(params: types.Tree, needed: bool) -> dict[tuple[int, int], Callable]:
-        return {shape: scorer.lower(params, batch).compile()
+        return {shape: mesh_lib.compiled(scorer, mesh, params, batch)
                 for shape, batch in packed.items() if needed}
     old = scorers(state.params, settings.loss.old_logprobs == "recomputed")
     reference = scorers(reference_structs(spec, mesh), settings.loss.kl_coef != 0)
@@ -216,10 +216,10 @@ def compile_programs(
     finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=0,
                      out_shardings=(placed, whole))
     return Programs(
-        start=begin.lower(state.params).compile(),
-        accumulate={shape: add.lower(sums, state.params, batch).compile()
+        start=mesh_lib.compiled(begin, mesh, state.params),
+        accumulate={shape: mesh_lib.compiled(add, mesh, sums, state.params, batch)
                     for shape, batch in batches.items()},
-        apply=finish.lower(state, sums).compile(),
+        apply=mesh_lib.compiled(finish, mesh, state, sums),
         old=old, reference=reference, batch_sharding=split)
 
 

@@ -105,6 +105,14 @@ def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
         tree, shardings)
 
 
+def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: types.Tree
+             ) -> jax.stages.Compiled:
+    """A jitted function compiled for arguments of these shapes and shardings; the mesh is known
+    inside, to parts that the compiler does not split by itself."""
+    with jax.set_mesh(mesh):
+        return function.lower(*arguments).compile()
+
+
 def check_divides(mesh: Mesh, numbers: tuple[int, ...], name: str) -> None:
     """Refuse numbers of slots that the mesh cannot split evenly."""
     parts = batch_parts(mesh)
