@@ -52,6 +52,15 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+    """Training of a low-rank adapter in place of the parameters; see models/lora.py."""
+
+    rank: int = option(0, "of the adapter; 0: there is none, the parameters are trained")
+    alpha: float = option(16.0, "what the adapter adds is times alpha / rank")
+    patterns: tuple = option(("attention.*", "mlp.*"), "matrices of each block that are adapted")
+
+
+@dataclasses.dataclass(frozen=True)
 class Tokenizer:
     kind: str = option("characters", "folder: of Hugging Face; gguf: in the model's file",
                        ("characters", "bytes", "gguf", "folder", "sentencepiece"))
@@ -193,6 +202,7 @@ class Log:
 class Config:
     seed: int = option(0, "of weights, order and samples")
     model: Model = section(Model)
+    lora: Lora = section(Lora)
     tokenizer: Tokenizer = section(Tokenizer)
     task: Task = section(Task)
     prompts: PromptLimits = section(PromptLimits)
