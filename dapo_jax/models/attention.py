@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
 
-from dapo_jax.models import layers
+from dapo_jax.models import layers, placement
 
 Pair = tuple[jax.Array, jax.Array]  # keys, values
 FAR = 2 ** 30  # the position of a key that no token sees
@@ -206,22 +206,13 @@ def _block(length: int) -> int:
     return min((512, 256, LANES), key=lambda block: (-length % block, -block))
 
 
-def slot_parts() -> int:
-    """Into how many parts the mesh of `jax.set_mesh` splits slots; without one, 1."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"]
-
-
 def _sharded(run, heads: int, kv_heads: int):
-    """`run` on each device's own slots and heads: a kernel is not split by the compiler. The mesh
-    is that of `jax.set_mesh`; without one there is one device."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    """`run` on each device's own slots and heads: a kernel is not split by the compiler."""
+    if jax.sharding.get_abstract_mesh().empty:
         return run
-    tensor = mesh.shape["tensor"]
+    tensor = placement.tensor_parts()
     on_heads = "tensor" if kv_heads % tensor == 0 and heads % tensor == 0 else None
-    slots = ("data", "fsdp")
-    split, ids = PartitionSpec(slots, None, on_heads), PartitionSpec(slots)
+    split, ids = PartitionSpec(placement.SLOTS, None, on_heads), PartitionSpec(placement.SLOTS)
     return jax.shard_map(run, in_specs=(split, split, split, splash.SegmentIds(ids, ids)),
                          out_specs=split, check_vma=False)
 

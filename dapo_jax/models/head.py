@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax import types
-from dapo_jax.models import attention, layers
+from dapo_jax.models import layers, placement
 
 
 def logits(params: types.Tree, hidden: jax.Array, *, softcap: float | None = None) -> jax.Array:
@@ -46,8 +46,9 @@ def token_stats(
     """
     slots, length, _ = hidden.shape
     form = _Form(temperature, entropy_gradient, softcap)
-    width = min(length, max(1, chunk * attention.slot_parts() // slots))
-    kernel = {name: params[name] for name in ("head" if "head" in params else "embedding",)}
+    width = min(length, max(1, chunk * placement.slot_parts() // slots))
+    name = "head" if "head" in params else "embedding"
+    kernel = {name: params[name]}
     if width == length:
         return _values(kernel, hidden, targets, form)[:2]
     padding = -length % width
@@ -80,21 +81,35 @@ def _chunked(form: _Form, kernel: types.Tree, hidden: jax.Array, targets: jax.Ar
 
 
 def _forward(form: _Form, kernel: types.Tree, hidden: jax.Array, targets: jax.Array) -> tuple:
+    whole = _gathered(kernel, hidden.dtype)
     chosen, spread, mass = jax.lax.map(
-        lambda part: _values(kernel, *part, form), (hidden, targets))
+        lambda part: _values(whole, *part, form), (hidden, targets))
     return (chosen, spread), (kernel, hidden, targets, spread, mass)
+
+
+def _gathered(kernel: types.Tree, dtype: jnp.dtype) -> types.Tree:
+    """The kernel on every device, but for its vocabulary: before a loop over chunks, else each of
+    them gathers it."""
+    over = (None, "tensor") if "head" in kernel else ("tensor", None)
+    return jax.tree.map(lambda leaf: placement.constrain(leaf.astype(dtype), *over), kernel)
 
 
 def _backward(form: _Form, kept: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
     """With probabilities p of logits z and entropy H: d log p[target] = onehot - p, and
     dH = -p (log p + H), each divided by the temperature and, if z is capped, times the cap's
     slope."""
-    (name, table), = kept[0].items()
-    wide = jnp.promote_types(table.dtype, jnp.float32)
+    whole = _gathered(kept[0], kept[1].dtype)
+    (name, table), = whole.items()
+    back, down = ("slv,dv->sld", "psld,pslv->pdv") if name == "head" else (
+        "slv,vd->sld", "psld,pslv->pvd")
+    parts = placement.slot_parts()  # each sums its own slots' gradient: one exchange, at the end
+    apart = lambda x: x.reshape(parts, -1, *x.shape[1:])  # noqa: E731
+    over = (None, "tensor") if name == "head" else ("tensor", None)
+    wide = layers.wide_dtype(table)
 
     def one(total: jax.Array, part: tuple) -> tuple[jax.Array, jax.Array]:
         hidden, targets, spread, mass, chosen_bar, spread_bar = part
-        capped = logits({name: table}, hidden, softcap=form.softcap)
+        capped = logits(whole, hidden, softcap=form.softcap)
         log_p = capped / form.temperature - mass[..., None]
         p = jnp.exp(log_p)
         at = jax.lax.broadcasted_iota(targets.dtype, p.shape, p.ndim - 1) == targets[..., None]
@@ -105,15 +120,12 @@ def _backward(form: _Form, kept: tuple, cotangents: tuple[jax.Array, jax.Array])
         if form.softcap is not None:
             bar = bar * (1 - (capped / form.softcap) ** 2)
         bar = bar.astype(hidden.dtype)
-        back, down = ("slv,dv->sld", "sld,slv->dv") if name == "head" else (
-            "slv,vd->sld", "sld,slv->vd")
-        hidden_bar = jnp.einsum(back, bar, table.astype(hidden.dtype))
-        more = jnp.einsum(down, hidden, bar, preferred_element_type=wide)
-        return total + more, hidden_bar
+        more = jnp.einsum(down, apart(hidden), apart(bar), preferred_element_type=wide)
+        return total + more, jnp.einsum(back, bar, table)
 
-    total, hidden_bar = jax.lax.scan(one, jnp.zeros(table.shape, wide),
-                                     (*kept[1:], *cotangents))
-    return {name: total.astype(table.dtype)}, hidden_bar, None
+    zeros = placement.constrain(jnp.zeros((parts, *table.shape), wide), placement.SLOTS, *over)
+    total, hidden_bar = jax.lax.scan(one, zeros, (*kept[1:], *cotangents))
+    return {name: total.sum(axis=0).astype(kept[0][name].dtype)}, hidden_bar, None
 
 
 _chunked.defvjp(_forward, _backward)
