@@ -107,6 +107,12 @@ def test_frozen_parameters_stay_bit_for_bit_and_the_rest_move(programs, params, 
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), rest,
                          {name: params[name] for name in rest})
     assert min(jax.tree.leaves(moved)) > 1e-4
+    (one,) = step.scored(programs, place(params), work_of(samples, updates=1)[:1],
+                         reference=place(params))
+    sums = programs.start(place(params))
+    for batch in one.batches:
+        sums = programs.accumulate[8, tiny.NEW](sums, place(params), batch)
+    assert (np.array(sums[0]["embedding"]) == 0).all()  # so they are in no norm either
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf])
