@@ -48,8 +48,8 @@ def policy_loss(
 ) -> tuple[jax.Array, types.Metrics]:
     """Policy-gradient loss of one microbatch, summed, and its metrics.
 
-    All arrays are f32[..., T]; the last axis is the sequence, and a token is in the loss where its
-    weight is above 0. Whatever stands elsewhere, NaN included, touches neither loss nor gradient.
+    Arrays are f32[..., T]; the last axis is the sequence, and a token is in the loss where its
+    weight is above 0. What stands elsewhere, NaN included, touches neither loss nor gradient.
     `sampled`: the sampler's log-probs, where `old_logprobs` are not those. `reference`: the
     reference model's, needed if kl_coef is not 0. `sample` i32[..., T]: which tokens of a
     row belong to one sample, where it holds several (segments.totals). Log-ratios are clamped to
@@ -57,13 +57,10 @@ def policy_loss(
     by r - 1 - log r, `policy/kl_reference` KL(new || reference) by k3, whatever is in the loss.
     """
     used = weights > 0
-
-    def clean(x: jax.Array | None) -> jax.Array | None:
-        # Junk has to go before any arithmetic: 0 * NaN is NaN in the loss, and inf in a gradient.
-        return None if x is None else jnp.where(used, x, 0)
-
-    logprobs, old_logprobs, advantages, weights, entropy, sampled, reference = map(
-        clean, (logprobs, old_logprobs, advantages, weights, entropy, sampled, reference))
+    # Junk has to go before any arithmetic: 0 * NaN is NaN in the loss, and inf in a gradient.
+    logprobs, old_logprobs, advantages, weights, entropy, sampled, reference = (
+        x if x is None else jnp.where(used, x, 0)
+        for x in (logprobs, old_logprobs, advantages, weights, entropy, sampled, reference))
     difference = logprobs - old_logprobs
     ratio = RATIOS[settings.ratio](difference, used, sample)
     objective = OBJECTIVES["none" if settings.ratio == "none" else settings.objective]
@@ -77,10 +74,10 @@ def policy_loss(
         metrics |= more
     per_token = correction * per_token - settings.entropy_coef * entropy
     if settings.kl_coef:
-        apart = logprobs - reference
         to_sampler = correction * jnp.exp(_clamp(difference))
-        per_token += settings.kl_coef * KLS[settings.kl_estimator](apart, to_sampler)
-        metrics["policy/kl_reference"] = _mean(k3(apart, ratio), used)
+        estimate = KLS[settings.kl_estimator](logprobs - reference, to_sampler)
+        per_token += settings.kl_coef * estimate
+        metrics["policy/kl_reference"] = _mean(k3(logprobs - reference, ratio), used)
     return jnp.sum(weights * per_token), metrics
 
 
