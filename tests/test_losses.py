@@ -96,7 +96,7 @@ def test_loss_is_that_of_the_papers(settings):
     assert values(compiled_metrics) == pytest.approx(values(metrics), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in VARIANTS if not n.startswith("cispo")])
+@pytest.mark.parametrize("name", ["token", "dual", "sequence", "none", "entropy", "corrected, all"])
 def test_gradient_is_that_of_finite_differences(name):
     settings = VARIANTS[name]
     with jax.enable_x64(True):
