@@ -89,7 +89,7 @@ def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
     begun = time.perf_counter()
     programs = update.compile_programs(
         parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
-        slots=phase.pack.slots, rows=phase.pack.rows, shapes=packing.shapes(phase.pack))
+        pack=phase.pack)
     compiled = time.perf_counter() - begun
     rng = np.random.default_rng(SEED)
     batches = packing.pack(

@@ -1,8 +1,8 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below are the only definition of every field, default and help text. A configuration
-file returns `default()` with changes; `--config.a.b=v` changes one more. Unit of every count is
-in its help text. None means: what the algorithm's preset says.
+The records below, and those of config_learner.py, are the only definition of every field, default
+and help text. A configuration file returns `default()` with changes; `--config.a.b=v` changes one
+more. Unit of every count is in its help text. None means: what the algorithm's preset says.
 """
 
 import dataclasses
@@ -14,19 +14,12 @@ from typing import Any, get_args, get_type_hints
 import ml_collections
 from ml_collections import config_dict
 
+from dapo_jax.config_fields import option, section
+from dapo_jax.config_learner import AlgorithmChoice, Phase
+
 
 class ConfigError(ValueError):
     """Bad configuration or data: the message says which field and what to do; exit status 2."""
-
-
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A configuration field with its help text and, for words, the allowed ones."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
-
-
-def section(record: type, **changes: Any) -> Any:
-    """A nested record."""
-    return dataclasses.field(default_factory=lambda: record(**changes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +43,21 @@ class Model:
                               "optimizer steps below 1/512 of a value", ("float32", "bfloat16"))
     compute_dtype: str = option("auto", "activations and products; auto: bfloat16 on TPU and GPU, "
                                 "float32 on CPU", ("auto", "float32", "bfloat16"))
-    remat: bool = option(False, "recompute blocks in the backward pass")
+    remat: str = option("none", "what the backward pass recomputes: nothing, all of a block, or "
+                        "all but its matrix products", ("none", "full", "dots"))
+    attention: str = option("auto", "what computes attention: the plain form, the plain form a "
+                            "block of queries at a time, cuDNN, a TPU kernel (models/attention.py);"
+                            " auto: by the device", ("auto", "xla", "blocked", "cudnn", "tpu"))
     head_chunk: int = option(1024, "tokens whose logits exist at once")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Training of a low-rank adapter in place of the parameters; see models/lora.py."""
+
+    rank: int = option(0, "of the adapter; 0: there is none, the parameters are trained")
+    alpha: float = option(16.0, "what the adapter adds is times alpha / rank")
+    patterns: tuple = option(("attention.*", "mlp.*"), "matrices of each block that are adapted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,52 +202,6 @@ class Overlong:
 
 
 @dataclasses.dataclass(frozen=True)
-class AlgorithmChoice:
-    """A preset and what is changed in it; see learner/algorithms.py."""
-
-    preset: str = option("dapo", "dapo, grpo, dr_grpo, reinforce_baseline, rloo, gspo or sft")
-    advantage: str | None = option(None, "name in learner/advantages.py")
-    weights: str | None = option(None, "name in learner/weights.py")
-    ratio: str | None = option(None, "token, sequence or none")
-    clip_low: float | None = option(None, "ratio is clipped below 1 - this")
-    clip_high: float | None = option(None, "ratio is clipped above 1 + this")
-    dual_clip: float | None = option(None, "bound of the loss for negative advantages; 0: none")
-    entropy_coef: float | None = option(None, "weight of the entropy bonus")
-    ddof: int | None = option(None, "of the group's standard deviation: 1 or 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-    learning_rate: float = option(1e-4, "peak")
-    schedule: str = option("constant", "after the warm-up", ("constant", "linear", "cosine"))
-    warmup_updates: int = option(5, "updates until the peak is reached")
-    end_factor: float = option(0.0, "linear, cosine: last rate / peak")
-    weight_decay: float = option(0.0, "decoupled")
-    b1: float = option(0.9, "AdamW")
-    b2: float = option(0.99, "AdamW")
-    eps: float = option(1e-8, "AdamW")
-    clip_norm: float = option(1.0, "largest norm of the gradient; 0: no limit")
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """A stretch of steps that learns in one way: `sft` from demonstrations, `rl` from rollouts."""
-
-    steps: int = option(0, "outer steps; 0: as many as `epochs` fill, or leave the phase out")
-    prompts_per_step: int = option(32, "groups trained on per step")
-    samples_per_prompt: int = option(16, "samples per group (sft: 1)")
-    updates_per_step: int = option(1, "optimizer updates per step; divides prompts_per_step")
-    microbatch_slots: int = option(32, "prompts per microbatch")
-    completion_buckets: tuple = option((), "completion lengths in tokens that are compiled for "
-                                       "updates; empty: max_new_tokens only")
-    epochs: int = option(0, "passes over the prompts before the phase ends; 0: no limit. "
-                        "Schedules and progress reckon with as many steps as the epochs fill "
-                        "if no group is filtered out")
-    algorithm: AlgorithmChoice = section(AlgorithmChoice)
-    optimizer: Optimizer = section(Optimizer)
-
-
-@dataclasses.dataclass(frozen=True)
 class Evaluation:
     every: int = option(50, "steps between evaluations; 0: only at the ends of phases")
     prompts: int = option(128, "held-out prompts")
@@ -277,6 +237,7 @@ class Log:
 class Config:
     seed: int = option(0, "of weights, order and samples")
     model: Model = section(Model)
+    lora: Lora = section(Lora)
     tokenizer: Tokenizer = section(Tokenizer)
     task: Task = section(Task)
     prompts: PromptLimits = section(PromptLimits)

@@ -58,7 +58,7 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
 LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
     "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
-    "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
+    "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
     "scoring.workers": 1, "scoring.memory_mb": 0,
     "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
@@ -69,7 +69,8 @@ LEAST = {
     "log.samples_per_step": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
     **{f"{phase}.{name}": least for phase in ("sft", "rl") for name, least in {
         "steps": 0, "epochs": 0, "prompts_per_step": 1, "samples_per_prompt": 1,
-        "updates_per_step": 1, "microbatch_slots": 1, "optimizer.warmup_updates": 0,
+        "updates_per_step": 1, "epochs_per_batch": 1, "microbatch_slots": 1, "microbatch_tokens": 0,
+        "packed_prompts": 0, "packed_rows": 1, "optimizer.warmup_updates": 0,
         "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
 }
 RANGES = {
@@ -80,7 +81,7 @@ RANGES = {
     "dynamic_sampling.predictor.max_multiplier": (1, 1e6),
 }
 ABOVE_0 = (
-    "model.rope_base", "model.norm_eps",
+    "model.rope_base", "model.norm_eps", "lora.alpha",
     "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
     *(f"{phase}.optimizer.{name}" for phase in ("sft", "rl") for name in ("learning_rate", "eps")))
 SHARES = ("rollout.top_p", "eval.top_p", "dynamic_sampling.predictor.gamma")
@@ -182,3 +183,6 @@ def _check_phase(phase: config.Phase, name: str, cfg: config.Config) -> None:
     for field in ("b1", "b2"):
         value = getattr(phase.optimizer, field)
         _require(0 <= value < 1, f"{name}.optimizer.{field}", value, "in [0, 1)")
+    _require(phase.optimizer.name == "adamw" or phase.optimizer.moment_dtype == "float32",
+             f"{name}.optimizer.moment_dtype", phase.optimizer.moment_dtype,
+             "float32 with adafactor, which has no moments to narrow")

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dapo_jax import config, types
+from dapo_jax import config, setup_phases, types
 from dapo_jax.data import sources
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import parts as rewards
-from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import gguf, hf, presets, transformer
+from dapo_jax.learner import algorithms, update
+from dapo_jax.models import attention, gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import loading
@@ -29,24 +29,6 @@ from dapo_jax.text import tokenizer as tokenizers
 
 # What each derived key is for; never reorder.
 PARAMETERS, ROLLOUT, EVALUATION = range(3)
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """One phase of the run, its algorithm resolved."""
-
-    name: str  # "sft" or "rl"
-    cfg: config.Phase
-    algorithm: algorithms.Algorithm
-    first_step: int
-    steps: int
-    optimizer: update.Optimizer
-    pack: packing.PackShape
-
-    @property
-    def last_step(self) -> int:
-        """The step after which the phase is over; steps count from 1."""
-        return self.first_step + self.steps - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +53,7 @@ class Parts(Model):
     train_table: types.PromptTable
     eval_table: types.PromptTable
     counts: Mapping[str, int]  # of records left out, by reason
-    phases: tuple[Phase, ...]
+    phases: tuple[setup_phases.Phase, ...]
 
     @property
     def steps(self) -> int:
@@ -106,7 +88,7 @@ def prepare(cfg: config.Config) -> Parts:
             stop_id=model.stop_ids[0])
         counts |= {f"{split}: {name}": count for name, count in left_out.items()}
     _check_context(cfg, tables)
-    phases = _phases(cfg, tables["train"], model.mesh)
+    phases = setup_phases.phases(cfg, tables["train"], model.mesh, model.spec)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
     rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
     return Parts(**vars(model), reward=reward, train_table=tables["train"],
@@ -126,7 +108,8 @@ def _spec(
     compute = model.compute_dtype
     if compute == "auto":
         compute = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat}
+    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat,
+              "attention": attention.resolve(model.attention, jax.default_backend())}
     if model.source == "scratch":
         return specs.from_scratch(model, tokenizer.vocab_size, **chosen)
     if model.source == "preset":
@@ -154,87 +137,6 @@ def _check_context(cfg: config.Config, tables: Mapping[str, types.PromptTable]) 
             f"{longest} tokens; raise it, or lower config.prompts.buckets")
 
 
-def _phases(
-    cfg: config.Config, table: types.PromptTable, mesh: Mesh
-) -> tuple[Phase, ...]:
-    phases, first = [], 1
-    for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
-        steps = _steps(phase, len(table))
-        if not steps:
-            continue
-        algorithm = _with_choices(algorithms.resolve(phase.algorithm, where=f"{name}.algorithm"),
-                                  cfg)
-        _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
-        width = config.completion_buckets(phase, cfg.rollout)
-        phases.append(Phase(
-            name, phase, algorithm, first, steps, _optimizer(phase, steps),
-            packing.PackShape(phase.microbatch_slots, phase.samples_per_prompt,
-                              cfg.prompts.buckets, width)))
-        first += steps
-    return tuple(phases)
-
-
-def _with_choices(algorithm: algorithms.Algorithm, cfg: config.Config) -> algorithms.Algorithm:
-    """What the configuration says outside the preset, where it says anything."""
-    if algorithm.samples != "rollout":
-        return algorithm
-    if cfg.filter.enable is not None:
-        algorithm = dataclasses.replace(algorithm, filter=cfg.filter.enable)
-    if cfg.overlong.mask is not None:
-        algorithm = dataclasses.replace(algorithm, mask_overlong=cfg.overlong.mask)
-    return algorithm
-
-
-def _steps(phase: config.Phase, prompts_in_table: int) -> int:
-    """The phase's steps; epochs give the most they can fill, which is with no group filtered."""
-    if not phase.epochs:
-        return phase.steps
-    most = math.ceil(prompts_in_table * phase.epochs / phase.prompts_per_step)
-    return min(phase.steps or most, most)
-
-
-def _optimizer(phase: config.Phase, steps: int) -> update.Optimizer:
-    horizon = steps * phase.updates_per_step
-    return update.Optimizer(optim.transform(phase.optimizer, horizon),
-                            optim.schedule(phase.optimizer, horizon))
-
-
-def _check_phase(
-    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, *, table: types.PromptTable,
-    rollout: config.Rollout, mesh: Mesh,
-) -> None:
-    algorithms.check(algorithm, samples_per_prompt=phase.samples_per_prompt,
-                     where=f"{name}.algorithm")
-    if algorithm.filter and phase.samples_per_prompt < 2:
-        raise config.ConfigError(
-            f"config.{name}.samples_per_prompt = {phase.samples_per_prompt}: a filter of equal "
-            "rewards drops every group of one; set config.filter.enable to False")
-    source = {"sft": "demonstrations", "rl": "rollout"}[name]
-    if algorithm.samples != source:
-        raise config.ConfigError(
-            f"config.{name}.algorithm.preset = {algorithm.name!r} learns from {algorithm.samples}; "
-            f"config.{name} needs one that learns from {'a ' * (name == 'rl')}{source}")
-    if phase.prompts_per_step > len(table):
-        raise config.ConfigError(
-            f"config.{name}.prompts_per_step = {phase.prompts_per_step}, but the training set has "
-            f"only {len(table)} prompts and none is sampled twice in a step")
-    if name == "sft":
-        _check_demonstrations(table, config.completion_buckets(phase, rollout)[-1])
-    mesh_lib.check_divides(mesh, (phase.microbatch_slots,), f"{name}.microbatch_slots")
-
-
-def _check_demonstrations(table: types.PromptTable, limit: int) -> None:
-    if not table.demonstrations:
-        raise config.ConfigError("config.sft has steps, but the task's records hold no "
-                                 "'demonstration' to learn from; set config.sft.steps to 0")
-    longest = max(len(tokens) for tokens in table.demonstrations)
-    if longest > limit:
-        raise config.ConfigError(
-            f"the longest demonstration has {longest} tokens with its stop token, more than the "
-            f"{limit} of config.rollout.max_new_tokens; raise that or set "
-            "config.sft.completion_buckets")
-
-
 def key(parts: Model, purpose: int) -> jax.Array:
     """The key of one purpose, on every device of the mesh."""
     root = jax.random.fold_in(jax.random.key(parts.cfg.seed), purpose)
@@ -249,11 +151,11 @@ def sampling(parts: Model, **changes: object) -> draw.Sampling:
     return dataclasses.replace(drawn, **changes)
 
 
-def update_settings(parts: Parts, phase: Phase) -> update.Settings:
+def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:
     """What is static in the phase's updates. Demonstrations were not drawn at any temperature."""
     temperature = parts.cfg.rollout.temperature if phase.name == "rl" else 1.0
     return update.Settings(algorithms.loss_settings(phase.algorithm), temperature,
-                           parts.cfg.model.head_chunk)
+                           parts.cfg.model.head_chunk, phase.cfg.optimizer.freeze)
 
 
 def parameter_count(spec: specs.ModelSpec) -> int:
@@ -295,7 +197,9 @@ def _host_state(parts: Parts) -> dict[str, object]:
         "step": np.asarray(0, np.int32)}
 
 
-def fresh_train_state(parts: Parts, phase: Phase, params: types.Tree) -> types.TrainState:
+def fresh_train_state(
+    parts: Parts, phase: setup_phases.Phase, params: types.Tree
+) -> types.TrainState:
     """Parameters with the optimizer of `phase` before its first update."""
     structs = update.state_structs(parts.spec, phase.optimizer, parts.mesh)
     placed = jax.tree.map(lambda leaf: leaf.sharding, structs)

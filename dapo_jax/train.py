@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import command_line, config, evaluate, setup, types
+from dapo_jax import command_line, config, evaluate, phases, setup, setup_phases, types
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
-from dapo_jax.learner import packing, update
+from dapo_jax.learner import packing
 from dapo_jax.learner import step as learner
-from dapo_jax.rollout import collect, engine
-from dapo_jax.runtime import checkpoint, eval_files, metrics, samples_log
+from dapo_jax.rollout import collect
+from dapo_jax.runtime import checkpoint, eval_files, failed_updates, metrics, samples_log
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
@@ -43,15 +43,6 @@ class Run:
     writer: metrics.Writer
     progress: metrics.Progress
     signals: list[int]  # received so far
-
-
-@dataclasses.dataclass(frozen=True)
-class PhaseRun:
-    """A phase with its programs compiled; `source` only where it samples."""
-
-    phase: setup.Phase
-    programs: update.Programs
-    source: collect.Source | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,40 +153,21 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
             LOG.info("compiling the %s phase", phase.name)
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
-        state = _steps(run, compile_phase(run, phase), state)
+        phase_run = phases.ready(run.parts, phase, run.pool, state, workdir=run.workdir)
+        state = _steps(run, phase_run, state)
         if run.signals:
             break
     return state
 
 
-def _over(phase: setup.Phase, state: types.RunState) -> bool:
+def _over(phase: setup_phases.Phase, state: types.RunState) -> bool:
     """Whether the phase took all its steps, or sampled its epochs and trained on all of it."""
     used = (phase.algorithm.samples == "rollout" and not len(state.buffer)
             and order.exhausted(state.controller.order, phase.cfg.epochs))
     return int(state.step) >= phase.last_step or used
 
 
-def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
-    """Compile all that the phase's steps call."""
-    parts, cfg = run.parts, run.parts.cfg
-    programs = update.compile_programs(
-        parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
-        slots=phase.pack.slots, rows=phase.pack.rows, shapes=packing.shapes(phase.pack))
-    if phase.algorithm.samples != "rollout":
-        return PhaseRun(phase, programs, None)
-    sampler = engine.compile_engine(
-        parts.spec, setup.sampling(parts), parts.mesh, rows=phase.cfg.samples_per_prompt,
-        slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
-    size = controller.CollectSettings(
-        groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
-        filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
-        ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
-    source = collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
-                            parts.tokenizer, run.pool, cfg.overlong, size, parts.stop_texts)
-    return PhaseRun(phase, programs, source)
-
-
-def _steps(run: Run, phase_run: PhaseRun, state: types.RunState) -> types.RunState:
+def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types.RunState:
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
     begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
@@ -219,13 +191,15 @@ def _steps(run: Run, phase_run: PhaseRun, state: types.RunState) -> types.RunSta
     return state
 
 
-def _next_samples(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
+def _next_samples(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
     """The step's batch, from demonstrations or from the policy."""
     make = _demonstrations if phase_run.source is None else _rollouts
     return make(run, phase_run, state, step)
 
 
-def _demonstrations(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
+def _demonstrations(
+    run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int
+) -> Batch:
     phase = phase_run.phase
     place, ids = order.take(state.demonstrations, phase.cfg.prompts_per_step,
                             seed=run.parts.cfg.seed, avoid=(), epochs=phase.cfg.epochs)
@@ -234,7 +208,7 @@ def _demonstrations(run: Run, phase_run: PhaseRun, state: types.RunState, step: 
     return Batch(dataclasses.replace(state, demonstrations=place), samples, {})
 
 
-def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
+def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
     rounds: list[collect.Round] = []
     kept = None
     try:
@@ -255,7 +229,7 @@ def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -
     return Batch(state, collected.batch, collect.metrics(collected, step=step))
 
 
-def _learn(run: Run, phase_run: PhaseRun, batch: Batch, step: int
+def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
            ) -> tuple[types.RunState, dict[str, float]]:
     """All updates of the step; the metrics are fetched when they are done."""
     phase = phase_run.phase
@@ -264,15 +238,32 @@ def _learn(run: Run, phase_run: PhaseRun, batch: Batch, step: int
         batch.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
         table=run.parts.train_table, shape=phase.pack,
         max_length=phase.pack.completion_buckets[-1])
-    packed = time.perf_counter()
-    train_state, device_values = learner.learn(phase_run.programs, batch.state.train, work)
-    values = types.results(mesh_lib.fetch(device_values))
+    packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
+    work = learner.scored(phase_run.programs, batch.state.train.params, work,
+                          reference=phase_run.reference)
+    train_state, device_values = learner.learn(
+        phase_run.programs, batch.state.train, work, epochs=epochs)
+    fetched = mesh_lib.fetch(device_values)
+    values = types.results(fetched)
     seconds = time.perf_counter() - packed
-    tokens = sum(one.tokens for one in work)
-    values |= {"policy/updates": len(work), "time/pack": packed - begun, "time/update": seconds,
+    _keep_failed(run, fetched, work, step)
+    tokens = epochs * sum(one.tokens for one in work)
+    values |= {"policy/updates": len(fetched), "time/pack": packed - begun, "time/update": seconds,
                "tokens_per_second/update": tokens / seconds}
     state = dataclasses.replace(batch.state, train=train_state, step=np.asarray(step, np.int32))
     return state, values
+
+
+def _keep_failed(
+    run: Run, fetched: Sequence[types.Metrics], work: Sequence[learner.Work], step: int
+) -> None:
+    """Write down the microbatches of updates that were skipped."""
+    for number, found in enumerate(fetched):
+        if found["policy/skipped"].value:
+            path = failed_updates.write(run.workdir, work[number % len(work)].batches, step=step,
+                                        number=number)
+            LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "
+                        "%s", step, number + 1, path)
 
 
 def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:

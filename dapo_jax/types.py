@@ -173,16 +173,29 @@ class SampleCache:
 
 
 @_pytree
+class Packed:
+    """Where tokens stand in a microbatch whose slots hold several prompts each, and whose rows a
+    sample of each of them at most."""
+
+    segment: jax.Array  # i32[S, P] number of the token's prompt within its slot; -1 on padding
+    after: jax.Array  # i32[S, R, T] place in P of the last token of the prompt that the token's
+    # sample continues; -1 on padding
+
+
+@_pytree
 class TrainBatch:
     """One microbatch: S slots of R rows, each row continuing its slot's prompt."""
 
     prompt_tokens: jax.Array  # i32[S, P] right-padded
-    prompt_length: jax.Array  # i32[S] >= 1, also in idle slots
+    prompt_length: jax.Array  # i32[S] >= 1, also in idle slots; of all prompts if packed
     tokens: jax.Array  # i32[S, R, T]
     logprobs: jax.Array  # f32[S, R, T] of the sampler
     advantages: jax.Array  # f32[S, R, T]
     weights: jax.Array  # f32[S, R, T] 0 on padding, masked tokens and idle rows
     fresh: jax.Array  # f32[S, R, T] 1 where the parameters that sampled are those trained first
+    packed: Packed | None = None  # None: a slot has one prompt, a row one sample
+    old: jax.Array | None = None  # f32[S, R, T] of the step's first parameters, if recomputed
+    reference: jax.Array | None = None  # f32[S, R, T] of the reference model, if there is one
 
 
 @_pytree
@@ -223,27 +236,48 @@ class Max:
     value: jax.Array
 
 
-Metrics = dict[str, Mean | Max]
+@_pytree
+class Sum:
+    """A count."""
+
+    value: jax.Array
+
+
+@_pytree
+class Effective:
+    """Kish's effective sample size as a share: total^2 / (count * squares)."""
+
+    total: jax.Array  # sum of the values
+    squares: jax.Array
+    count: jax.Array
+
+
+Metric = Mean | Max | Sum | Effective
+Metrics = dict[str, Metric]
 
 
 def merge(first: Metrics, second: Metrics) -> Metrics:
     """Combine two sets of metrics with the same names, each by its own reduction."""
-    def join(a: Mean | Max, b: Mean | Max) -> Mean | Max:
-        if isinstance(a, Max):
-            return Max(jnp.maximum(a.value, b.value))
-        return Mean(a.total + b.total, a.weight + b.weight)
+    def join(a: Metric, b: Metric) -> Metric:
+        return jax.tree.map(jnp.maximum if isinstance(a, Max) else jnp.add, a, b)
     return {name: join(first[name], second[name]) for name in first}
 
 
 def results(fetched: Sequence[Metrics]) -> dict[str, float]:
     """Values of metrics that were fetched to the host; NaN where nothing was counted."""
-    values = {}
-    for name in fetched[0] if fetched else ():
-        parts = [metrics[name] for metrics in fetched]
-        if isinstance(parts[0], Max):
-            values[name] = float(max(part.value for part in parts))
-        else:
-            weight = float(sum(part.weight for part in parts))
-            total = float(sum(part.total for part in parts))
-            values[name] = total / weight if weight else float("nan")
-    return values
+    return {name: _result([metrics[name] for metrics in fetched])
+            for name in (fetched[0] if fetched else ())}
+
+
+def _result(parts: Sequence[Metric]) -> float:
+    kind, columns = type(parts[0]), zip(*map(jax.tree.leaves, parts))
+    if kind is Max:
+        return float(max(*columns))
+    sums = [float(sum(map(float, column))) for column in columns]
+    if kind is Sum:
+        return sums[0]
+    if kind is Effective:
+        total, squares, count = sums
+        return total ** 2 / (count * squares) if count * squares else float("nan")
+    total, weight = sums
+    return total / weight if weight else float("nan")

@@ -15,50 +15,49 @@ def _members(group, valid):
     return {name: rows for name, rows in members.items() if len(rows) > 1}
 
 
-def grpo_advantages(rewards, group, valid, *, ddof=1, eps=1e-6):
-    """arXiv 2402.03300: (r - mean) / std of the group."""
-    result = [0.0] * len(rewards)
-    for rows in _members(group, valid).values():
-        values = [float(rewards[row]) for row in rows]
-        mean = sum(values) / len(values)
-        std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - ddof))
-        for row, value in zip(rows, values):
-            result[row] = (value - mean) / (std + eps)
-    return result
-
-
-def centred_advantages(rewards, group, valid):
-    """arXiv 2503.20783: r - mean of the group."""
-    result = [0.0] * len(rewards)
-    for rows in _members(group, valid).values():
-        mean = sum(float(rewards[row]) for row in rows) / len(rows)
-        for row in rows:
-            result[row] = float(rewards[row]) - mean
-    return result
-
-
-def leave_one_out_advantages(rewards, group, valid):
-    """arXiv 2402.14740: r - mean of the others."""
+def centred_advantages(rewards, group, valid, *, leave_one_out=False):
+    """r - mean of the group (arXiv 2503.20783), or of its others (arXiv 2402.14740)."""
     result = [0.0] * len(rewards)
     for rows in _members(group, valid).values():
         for row in rows:
-            others = [float(rewards[other]) for other in rows if other != row]
+            others = [float(rewards[o]) for o in rows if o != row or not leave_one_out]
             result[row] = float(rewards[row]) - sum(others) / len(others)
     return result
 
 
-def whitened_advantages(rewards, group, valid, repeats, *, eps=1e-6):
+def _std(values, ddof):
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - ddof))
+
+
+def grpo_advantages(rewards, group, valid, *, ddof=1, eps=1e-6, leave_one_out=False):
+    """arXiv 2402.03300: (r - mean) / std of the group."""
+    result = centred_advantages(rewards, group, valid, leave_one_out=leave_one_out)
+    for rows in _members(group, valid).values():
+        std = _std([float(rewards[row]) for row in rows], ddof)
+        for row in rows:
+            result[row] /= std + eps
+    return result
+
+
+def batch_scaled_advantages(rewards, group, valid, *, ddof=1, eps=1e-6, leave_one_out=False):
+    """arXiv 2508.08221: (r - mean of the group) / std of the batch's rewards."""
+    centred = centred_advantages(rewards, group, valid, leave_one_out=leave_one_out)
+    used = [float(rewards[row]) for rows in _members(group, valid).values() for row in rows]
+    return [v / (_std(used, ddof) + eps) for v in centred] if used else centred
+
+
+def whitened_advantages(rewards, group, valid, repeats, *, eps=1e-6, leave_one_out=False):
     """Centred by group, then whitened over the batch; a row counts `repeats` times.
 
     repeats = lengths: by tokens (arXiv 2501.03262); all 1: by samples.
     """
-    centred = centred_advantages(rewards, group, valid)
+    centred = centred_advantages(rewards, group, valid, leave_one_out=leave_one_out)
     rows = [row for members in _members(group, valid).values() for row in members]
     spread = [centred[row] for row in rows for _ in range(repeats[row])]
     if not spread:
         return [0.0] * len(rewards)
-    mean = sum(spread) / len(spread)
-    std = math.sqrt(sum((v - mean) ** 2 for v in spread) / len(spread))
+    mean, std = sum(spread) / len(spread), _std(spread, 0)
     return [(centred[row] - mean) / (std + eps) if row in rows else 0.0
             for row in range(len(rewards))]
 
@@ -90,21 +89,51 @@ def clipped_loss(ratio, advantage, *, low, high, dual=0.0):
     return -value
 
 
-def policy_loss(logprobs, old, advantages, weights, entropy, *, ratio, low, high, dual=0.0,
-                entropy_coef=0.0):
-    """Sum over rows and tokens of weight x (policy loss - coefficient x entropy)."""
+def kl_estimate(logprob, reference, *, name, ratio=1.0):
+    """Schulman's estimators of KL(p || reference) of a token from p; the last is the third times
+    the token's ratio to what sampled it (arXiv 2512.02556)."""
+    log_ratio = reference - logprob
+    third = math.exp(log_ratio) - 1 - log_ratio
+    return {"k1": -log_ratio, "k2": log_ratio ** 2 / 2, "k3": third,
+            "k3_weighted": ratio * third}[name]
+
+
+def importance_weight(gaps, at, *, importance, importance_mode, importance_min, importance_max):
+    """Bounded weight of token `at` of a sample; `gaps` are log(old / sampled) of its tokens."""
+    weight = {"none": 1.0, "token": math.exp(gaps[at]),
+              "sequence": math.prod(math.exp(gap) for gap in gaps)}[importance]
+    if importance == "none":
+        return weight
+    if importance_mode == "mask":
+        return weight if importance_min <= weight <= importance_max else 0.0
+    return min(max(weight, importance_min), importance_max)
+
+
+def policy_loss(logprobs, old, advantages, weights, entropy, sampled, reference, *, ratio, clip_low,
+                clip_high, dual_clip, entropy_coef, objective, kl_estimator, kl_coef, old_logprobs,
+                **importance):
+    """Sum over rows and tokens of weight x (policy loss + KL term - entropy bonus)."""
     total = 0.0
     for row in range(len(logprobs)):
         on = [t for t, weight in enumerate(weights[row]) if weight > 0]
         if not on:
             continue
         mean = sum(logprobs[row][t] - old[row][t] for t in on) / len(on)
-        for t in on:
-            difference = mean if ratio == "sequence" else logprobs[row][t] - old[row][t]
+        gaps = [old[row][t] - sampled[row][t] for t in on]
+        for at, t in enumerate(on):
+            own = logprobs[row][t] - old[row][t]
+            r, gain = math.exp(mean if ratio == "sequence" else own), advantages[row][t]
             if ratio == "none":
-                loss = -advantages[row][t] * logprobs[row][t]
+                loss = -gain * logprobs[row][t]
+            elif objective == "cispo":
+                loss = -min(max(r, 1 - clip_low), 1 + clip_high) * gain * logprobs[row][t]
             else:
-                loss = clipped_loss(math.exp(difference), advantages[row][t], low=low, high=high,
-                                    dual=dual)
-            total += weights[row][t] * (loss - entropy_coef * entropy[row][t])
+                loss = clipped_loss(r, gain, low=clip_low, high=clip_high, dual=dual_clip)
+            weight = 1.0
+            if old_logprobs == "recomputed":
+                weight = importance_weight(gaps, at, **importance)
+            kl = kl_estimate(logprobs[row][t], reference[row][t], name=kl_estimator,
+                             ratio=weight * math.exp(own))
+            total += weights[row][t] * (weight * loss + kl_coef * kl
+                                        - entropy_coef * entropy[row][t])
     return total

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import tiny_config
 
-from dapo_jax import config_checks, setup, train
+from dapo_jax import config_checks, setup, setup_phases, train
 from dapo_jax.learner import optim, update
 from dapo_jax.rollout import engine
 from dapo_jax.runtime import checkpoint
@@ -48,8 +48,8 @@ def reuse_programs(monkeypatch):
     """Let runs that need the same programs share them; a run's own compiles are not counted."""
     monkeypatch.setattr(engine, "compile_engine", ENGINE)
     monkeypatch.setattr(update, "compile_programs", PROGRAMS)
-    monkeypatch.setattr(setup, "_optimizer", lambda phase, steps: _optimizer(
-        phase.optimizer, steps * phase.updates_per_step))
+    monkeypatch.setattr(setup_phases, "optimizer", lambda phase, steps: _optimizer(
+        phase.optimizer, steps * phase.updates_per_step * phase.epochs_per_batch))
 
 
 def run(workdir, changes=()):

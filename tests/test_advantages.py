@@ -8,24 +8,25 @@ from dapo_jax.learner import advantages
 RELATIVE = sorted(set(advantages.ADVANTAGES) - {"ones"})
 
 
-def compute(name, rewards, group, *, valid=None, lengths=None, ddof=1):
+def compute(name, rewards, group, *, valid=None, lengths=None, ddof=1, **how):
     n = len(rewards)
     return advantages.ADVANTAGES[name](
         np.array(rewards, np.float32), np.array(group, np.int32),
         valid=np.ones(n, bool) if valid is None else np.array(valid, bool),
         lengths=np.full(n, 5, np.int32) if lengths is None else np.array(lengths, np.int32),
-        settings=advantages.Settings(ddof=ddof))
+        settings=advantages.Settings(ddof=ddof, **how))
 
 
-def expected(name, rewards, group, valid, lengths):
+def expected(name, rewards, group, valid, lengths, ddof=1, leave_one_out=False):
+    batch, baseline = (rewards, group, valid), {"leave_one_out": leave_one_out}
     return {
-        "grpo": lambda: reference.grpo_advantages(rewards, group, valid),
-        "dr_grpo": lambda: reference.centred_advantages(rewards, group, valid),
-        "rloo": lambda: reference.leave_one_out_advantages(rewards, group, valid),
-        "reinforce_baseline": lambda: reference.whitened_advantages(
-            rewards, group, valid, lengths),
-        "group_batch": lambda: reference.whitened_advantages(
-            rewards, group, valid, [1] * len(rewards)),
+        "grpo": lambda: reference.grpo_advantages(*batch, ddof=ddof, **baseline),
+        "dr_grpo": lambda: reference.centred_advantages(*batch, **baseline),
+        "rloo": lambda: reference.centred_advantages(*batch, leave_one_out=True),
+        "reinforce_baseline": lambda: reference.whitened_advantages(*batch, lengths, **baseline),
+        "reinforce_baseline_sample": lambda: reference.whitened_advantages(
+            *batch, [1] * len(rewards), **baseline),
+        "group_batch": lambda: reference.batch_scaled_advantages(*batch, ddof=ddof, **baseline),
         "ones": lambda: [float(v) for v in valid],
     }[name]()
 
@@ -41,12 +42,34 @@ def batches(draw):
 
 @pytest.mark.parametrize("name", advantages.ADVANTAGES)
 @settings(max_examples=40, deadline=None)
-@given(batch=batches())
-def test_equals_the_loops_of_the_papers_for_ragged_groups(name, batch):
+@given(batch=batches(), ddof=strategies.integers(0, 1), leave_one_out=strategies.booleans())
+def test_equals_the_loops_of_the_papers_for_ragged_groups(name, batch, ddof, leave_one_out):
     rewards, group, valid, lengths = batch
-    got = compute(name, rewards, group, valid=valid, lengths=lengths)
+    how = {"ddof": ddof, "leave_one_out": leave_one_out}
+    got = compute(name, rewards, group, valid=valid, lengths=lengths, **how)
     assert got.dtype == np.float32 and np.isfinite(got).all()
-    np.testing.assert_allclose(got, expected(name, *batch), rtol=1e-6, atol=1e-6)
+    want = np.array(expected(name, *batch, **how))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    bounded = compute(name, rewards, group, valid=valid, lengths=lengths, clip=0.8, **how)
+    want = want if name == "ones" else np.clip(want, -0.8, 0.8)
+    np.testing.assert_allclose(bounded, want, rtol=1e-6, atol=1e-6)
+
+
+def test_deviations_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    rewards, group = rng.random(12).astype("f4"), np.repeat(np.arange(3), 4)
+    table = torch.tensor(rewards).reshape(3, 4)
+    centred = table - table.mean(1, keepdim=True)
+    lengths = rng.integers(1, 9, 12)
+    tokens = np.repeat(centred.numpy().reshape(-1), lengths)
+    for name, want in (
+            ("grpo", centred / (table.std(1, keepdim=True) + 1e-6)),
+            ("group_batch", centred / (table.std() + 1e-6)),
+            ("reinforce_baseline", (centred - torch.tensor(tokens).mean()) / (
+                torch.tensor(tokens).std(correction=0) + 1e-6))):
+        np.testing.assert_allclose(compute(name, rewards, group, lengths=lengths),
+                                   want.reshape(-1).numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", advantages.ADVANTAGES)
@@ -115,8 +138,22 @@ def test_global_deviation_is_the_root_of_the_mean_group_variance():
     rewards, group = [1, 0, 0, 0, 1, 1, 0, 0], [0] * 4 + [1] * 4
     scale = np.sqrt((3 / 16 + 1 / 4) / 2)
     centred = compute("dr_grpo", rewards, group)
-    for name in ("group_batch", "reinforce_baseline"):
+    for name in ("reinforce_baseline_sample", "reinforce_baseline"):
         np.testing.assert_allclose(compute(name, rewards, group), centred / scale, rtol=1e-5)
+
+
+def test_the_deviation_of_the_batch_holds_how_far_its_groups_lie_apart():
+    rewards, group = [1, 1, 1, 0, 0, 0, 0, 1], [0] * 4 + [1] * 4
+    np.testing.assert_allclose(compute("group_batch", rewards, group),
+                               compute("dr_grpo", rewards, group) / np.sqrt(2 / 7), rtol=1e-5)
+
+
+def test_with_unequal_lengths_token_weights_shift_the_mean_and_sample_weights_do_not():
+    rewards, group, lengths = [1, 0, 1, 0], [0, 0, 1, 1], [9, 1, 9, 1]
+    by_token = compute("reinforce_baseline", rewards, group, lengths=lengths)
+    by_sample = compute("reinforce_baseline_sample", rewards, group, lengths=lengths)
+    np.testing.assert_allclose(by_sample, [1, -1, 1, -1], rtol=1e-5)
+    np.testing.assert_allclose(by_token, [1 / 3, -3, 1 / 3, -3], rtol=1e-5)
 
 
 def test_no_samples_give_no_advantages():

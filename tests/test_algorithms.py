@@ -19,6 +19,11 @@ def test_presets_hold_the_settings_of_their_papers():
     grpo = algorithms.grpo()
     assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip) == (0.2, 0.2, 0.0)
     assert grpo.weights == "sequence" and not grpo.filter
+    assert (grpo.kl_coef, grpo.kl_estimator) == (0.04, "k3")
+    assert [name for name, preset in algorithms.PRESETS.items() if preset().kl_coef] == ["grpo"]
+    cispo = algorithms.cispo()
+    assert (cispo.objective, cispo.clip_low, cispo.weights) == ("cispo", 1.0, "token")
+    assert cispo.filter and not cispo.dual_clip
     gspo = algorithms.gspo()
     assert (gspo.ratio, gspo.clip_low, gspo.clip_high) == ("sequence", 3e-4, 4e-4)
     dr_grpo = algorithms.dr_grpo()
@@ -35,17 +40,25 @@ def test_every_preset_resolves_to_itself_and_its_names_exist(name):
     assert algorithm == algorithms.PRESETS[name]() and algorithm.name == name
     assert algorithm.advantage in advantages.ADVANTAGES
     assert algorithm.weights in weights.WEIGHTS
-    assert algorithm.ratio in losses.RATIOS
+    assert algorithm.ratio in losses.RATIOS and algorithm.objective in losses.OBJECTIVES
+    assert algorithm.old_logprobs == "sampler" and algorithm.kl_estimator in losses.KLS
 
 
 def test_choices_change_their_field_and_no_other():
-    changes = {"advantage": "rloo", "weights": "group", "ratio": "sequence", "clip_low": 0.0,
-               "clip_high": 0.5, "dual_clip": 0.0, "entropy_coef": 0.01}
-    assert resolve(**changes) == dataclasses.replace(algorithms.dapo(), **changes)
+    changes = {"advantage": "dr_grpo", "weights": "group", "ratio": "sequence", "clip_low": 0.0,
+               "clip_high": 0.5, "dual_clip": 0.0, "entropy_coef": 0.01, "leave_one_out": True,
+               "advantage_clip": 3.0, "kl_coef": 0.1, "kl_estimator": "k2",
+               "old_logprobs": "recomputed", "importance": "sequence", "importance_mode": "mask",
+               "importance_min": 0.5, "importance_max": 5.0, "objective": "clip"}
+    algorithm = resolve(**changes)
+    assert algorithm == dataclasses.replace(algorithms.dapo(), **changes)
     assert resolve(ddof=0).ddof == 0
-    settings = algorithms.loss_settings(resolve(**changes))
+    assert resolve(weights="microbatch_token").weights == "microbatch_token"
+    settings = algorithms.loss_settings(algorithm)
     assert all(getattr(settings, field.name) == changes[field.name]
                for field in dataclasses.fields(settings))
+    assert algorithms.advantage_settings(algorithm) == advantages.Settings(
+        ddof=1, leave_one_out=True, clip=3.0)
 
 
 @pytest.mark.parametrize("changes,parts", [
@@ -53,7 +66,7 @@ def test_choices_change_their_field_and_no_other():
     ({"advantage": "gropo"}, ("rl.algorithm.advantage", "grpo")),
     ({"weights": "tokens"}, ("rl.algorithm.weights", "did you mean token")),
     ({"ratio": "xyz"}, ("rl.algorithm.ratio", "token, sequence, none")),
-    ({"clip_low": 1.0}, ("rl.algorithm.clip_low", "1.0", "[0, 1)")),
+    ({"clip_low": 1.1}, ("rl.algorithm.clip_low", "1.1", "[0, 1]")),
     ({"clip_low": -0.1}, ("rl.algorithm.clip_low",)),
     ({"clip_high": -0.1}, ("rl.algorithm.clip_high",)),
     ({"clip_high": float("nan")}, ("rl.algorithm.clip_high",)),
@@ -63,6 +76,28 @@ def test_choices_change_their_field_and_no_other():
     ({"ddof": 2}, ("rl.algorithm.ddof",)),
     ({"ddof": 0, "advantage": "rloo"}, ("rl.algorithm.ddof", "no effect")),
     ({"ratio": "none", "clip_low": 0.1}, ("rl.algorithm.clip_low", "no effect")),
+    ({"advantage_clip": -1.0}, ("rl.algorithm.advantage_clip", "0 or more")),
+    ({"kl_coef": -1.0}, ("rl.algorithm.kl_coef", "0 or more")),
+    ({"kl_coef": float("nan")}, ("rl.algorithm.kl_coef",)),
+    ({"kl_coef": 0.1, "kl_estimator": "k4"}, ("rl.algorithm.kl_estimator", "k1")),
+    ({"old_logprobs": "new"}, ("rl.algorithm.old_logprobs", "sampler, recomputed")),
+    ({"objective": "clipped"}, ("rl.algorithm.objective", "did you mean clip")),
+    ({"objective": "none"}, ("rl.algorithm.objective",)),
+    ({"old_logprobs": "recomputed", "importance_min": 1.1}, ("rl.algorithm.importance_min",)),
+    ({"old_logprobs": "recomputed", "importance_max": 0.9}, ("rl.algorithm.importance_max",)),
+    ({"old_logprobs": "recomputed", "importance": "row"}, ("rl.algorithm.importance", "token")),
+    ({"importance": "token"}, ("rl.algorithm.importance", "no effect", "old_logprobs")),
+    ({"importance_max": 3.0}, ("rl.algorithm.importance_max", "no effect", "sampler")),
+    ({"old_logprobs": "recomputed", "importance": "none", "importance_max": 3.0},
+     ("rl.algorithm.importance_max", "no effect", "'none'")),
+    ({"kl_estimator": "k2"}, ("rl.algorithm.kl_estimator", "no effect", "kl_coef")),
+    ({"objective": "cispo", "dual_clip": 3.0}, ("rl.algorithm.dual_clip", "no effect", "cispo")),
+    ({"ratio": "none", "objective": "cispo"}, ("rl.algorithm.objective", "no effect")),
+    ({"preset": "rloo", "leave_one_out": True}, ("rl.algorithm.leave_one_out", "no effect")),
+    ({"advantage": "ones", "advantage_clip": 2.0}, ("rl.algorithm.advantage_clip", "no effect")),
+    ({"preset": "sft", "old_logprobs": "recomputed"}, ("rl.algorithm.old_logprobs", "none")),
+    ({"preset": "sft", "kl_coef": 0.1, "kl_estimator": "k3_weighted"},
+     ("rl.algorithm.kl_estimator", "none")),
     ({"preset": "sft", "advantage": "grpo"}, ("rl.algorithm", "demonstrations")),
     ({"preset": "sft", "ratio": "token"}, ("rl.algorithm", "demonstrations")),
 ])

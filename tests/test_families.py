@@ -121,7 +121,7 @@ def test_every_option_of_the_spec_is_at_work_in_some_family(tmp_path):
         values["architectures"] = [families.FAMILIES[name].architecture]
         spec = hf_config.read(values, path=tmp_path)
         changed |= {field for field, value in vars(plain).items() if value != getattr(spec, field)}
-    runs = {"param_dtype", "compute_dtype", "remat"}
+    runs = {"param_dtype", "compute_dtype", "remat", "attention"}
     assert set(vars(plain)) - changed - runs == {
         "vocab", "layers", "d_model", "heads", "kv_heads", "ff"}
 

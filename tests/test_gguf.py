@@ -10,7 +10,7 @@ from dapo_jax import config
 from dapo_jax.models import gguf, spec
 
 SPEC = spec.ModelSpec(vocab=40, layers=2, d_model=32, heads=4, kv_heads=2, head_size=8, ff=64,
-                      rope_base=5000.0, norm_eps=1e-6, tied=False, remat=True)
+                      rope_base=5000.0, norm_eps=1e-6, tied=False, remat="full")
 
 
 def load(path) -> dict:
@@ -30,7 +30,7 @@ def path(tmp_path, monkeypatch):
 
 def test_the_spec_is_read_from_the_file(path):
     file = gguf.open(write(path, source()))
-    read = gguf.spec(file, compute_dtype="bfloat16", remat=True)
+    read = gguf.spec(file, compute_dtype="bfloat16", remat="full")
     assert read.norm_eps == pytest.approx(1e-6)
     assert dataclasses.replace(read, norm_eps=1e-6) == dataclasses.replace(
         SPEC, compute_dtype="bfloat16")

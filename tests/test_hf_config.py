@@ -82,7 +82,7 @@ def test_what_runs_do_not_depend_on_is_ignored():
 
 
 def test_choices_of_the_run_are_taken_over():
-    spec = hf_config.read(values(), path=PATH, param_dtype="bfloat16", remat=True)
+    spec = hf_config.read(values(), path=PATH, param_dtype="bfloat16", remat="full")
     assert spec.param_dtype == "bfloat16" and spec.remat
 
 

@@ -11,12 +11,12 @@ PACKAGE = "dapo_jax"
 
 # From the ground up. A file stands on the highest floor that names it.
 FLOORS = (
-    ("config", "config_checks", "types", "command_line"),
+    ("config", "config_*", "types", "command_line"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
      "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.engine", "rollout.collect"),
-    ("setup",),
+    ("setup", "setup_phases", "phases"),
     ("evaluate",),
     ("train", "report", "export", "generate", "profile_prompts"),
     ("bench",),

@@ -69,9 +69,22 @@ def test_a_moment_of_a_short_name_is_not_mistaken_for_a_longer_path():
     """`norm` stands at the top and inside blocks, where it has an axis more."""
     mesh = tiny.mesh(1, 2, 1)
     placed = mesh_lib.param_shardings(mesh, tiny.SPEC)
-    found = mesh_lib.like_params(mesh, placed, {"mu": placed})
+    shapes = jax.eval_shape(lambda: transformer.init(tiny.SPEC, jax.random.key(0)))
+    found = mesh_lib.like_params(mesh, placed, {"mu": shapes})
     assert names(found["mu"]["norm"]) == ("fsdp",)
     assert names(found["mu"]["blocks"]["mlp"]["norm"]) == (None, "fsdp")
+
+
+def test_what_is_not_of_the_shape_of_its_parameter_is_whole_everywhere():
+    """Sums over rows, as Adafactor holds them under the parameters' paths."""
+    mesh = tiny.mesh(1, 2, 2)
+    placed = mesh_lib.param_shardings(mesh, tiny.SPEC)
+    state = jax.eval_shape(lambda: optax.scale_by_factored_rms(min_dim_size_to_factor=1).init(
+        transformer.init(tiny.SPEC, jax.random.key(0))))
+    found = mesh_lib.like_params(mesh, placed, state)
+    assert all(names(leaf) == () for leaf in jax.tree.leaves((found.v_row, found.v_col))
+               if leaf != found.v["norm"])
+    assert names(found.v["norm"]) == ("fsdp",)
 
 
 def test_slots_that_the_mesh_does_not_divide_are_refused_by_name():

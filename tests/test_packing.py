@@ -95,6 +95,84 @@ def test_every_loss_token_occurs_once_with_all_it_depends_on(case):
         assert {a.dtype.name for a in (b.logprobs, b.advantages, b.weights, b.fresh)} == {"float32"}
 
 
+def facts_of_packed(batches):
+    """As `facts_of_batches`, by what a token is told to see: keys of its number."""
+    found = collections.Counter()
+    for b in batches:
+        for s, r, t in np.argwhere(b.weights > 0):
+            after, segment = b.packed.after[s, r], b.packed.segment[s]
+            mine = after == after[t]
+            start = np.flatnonzero(mine)[0]
+            assert mine[start:t + 1].all()  # a sample stands in one piece
+            prompt = b.prompt_tokens[s, segment == segment[after[t]]]
+            own = (row[s, r, start:] for row in (b.tokens, b.logprobs))
+            found[facts(prompt, *own, b.advantages[s, r, t], b.weights[s, r, start:],
+                        b.fresh[s, r, t], t - start)] += 1
+    return found
+
+
+PACKED = packing.PackShape(slots=2, rows=2, prompt_buckets=(9,), completion_buckets=(8,),
+                           packed=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), tokens=strategies.sampled_from([0, 25, 60, 200]))
+def test_packed_rows_hold_every_loss_token_with_all_it_depends_on(case, tokens):
+    samples, seed, _ = case
+    samples = dataclasses.replace(samples, prompt=samples.group % 3)  # groups that share a prompt
+    holes = np.random.default_rng(seed).random(samples.loss_mask.shape) < 0.8
+    weight = weights.group(samples.loss_mask & holes, samples.group, max_length=6)
+    shape = dataclasses.replace(PACKED, tokens=tokens)
+    batches = pack(samples, weight=weight, shape=shape)
+    assert facts_of_packed(batches) == facts_of_samples(samples, weight, table())
+    for b in batches:
+        slots = packing.slots_of(shape, 9, 8)
+        assert (b.prompt_tokens.shape, b.tokens.shape) == ((slots, 9), (slots, 2, 8))
+        assert (b.weights.sum(axis=(1, 2)) > 0).any() and b.packed.after.max() < 9
+        for segment, after in zip(b.packed.segment, b.packed.after):
+            # Of one prompt a row holds one sample, whose tokens follow each other.
+            for row in after:
+                runs = [n for n, m in zip(row, np.append(-2, row[:-1])) if n != m and n >= 0]
+                assert len(runs) == len(set(runs))
+            ends = np.flatnonzero(np.diff(np.append(segment, -1)) != 0)
+            assert set(after[after >= 0]) <= set(ends)
+
+
+def test_packing_leaves_less_padding_and_a_microbatch_fewer_tokens_than_its_budget():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 6, 192)
+    samples = make(lengths, np.repeat(np.arange(24), 8), prompts=np.repeat(np.arange(24) % 6, 8))
+    spread = packing.PackShape(slots=2, rows=8, prompt_buckets=(4,), completion_buckets=(6,))
+    tight = packing.PackShape(slots=1, rows=8, prompt_buckets=(20,), completion_buckets=(20,),
+                              packed=True)
+    plain, packed = (pack(samples, shape=shape) for shape in (spread, tight))
+    total = lengths.sum()
+    held = total + 4 * sum(len(table().tokens[g]) for g in range(6))
+    assert packing.padding(plain) == pytest.approx(1 - held / (24 * (4 + 8 * 6)))
+    assert packing.padding(packed) < 0.6 * packing.padding(plain)
+    assert np.isnan(packing.padding([]))
+    # By a budget of tokens: short slots share a microbatch in greater number.
+    budget = dataclasses.replace(SHAPE, tokens=60, completion_buckets=(3, 6), rows=2)
+    batches = pack(make([2] * 9 + [6] * 4, list(range(13)), prompts=[0] * 13), shape=budget)
+    shapes = [(b.prompt_tokens.shape[1], *b.tokens.shape) for b in batches]
+    assert [s for _, s, *_ in shapes] == [7, 4, 4]  # 60 // (2 + 2 * 3), 60 // (2 + 2 * 6)
+    assert all(s * (p + r * t) <= 60 for p, s, r, t in shapes)
+
+
+def test_a_budget_that_holds_no_slot_for_each_device_is_refused():
+    shape = dataclasses.replace(SHAPE, tokens=60, parts=4)
+    assert packing.slots_of(shape, 2, 3) == 4
+    with pytest.raises(config.ConfigError, match="microbatch_tokens = 60 .* at least 88"):
+        packing.slots_of(shape, 4, 6)
+
+
+def test_what_no_packed_slot_holds_is_refused():
+    with pytest.raises(ValueError, match="prompt of 10 tokens"):
+        pack(make([1], [0]), prompts=table((10,)), shape=PACKED)
+    with pytest.raises(ValueError, match="completion of 6 tokens"):
+        pack(make([6], [0]), shape=dataclasses.replace(PACKED, completion_buckets=(5,)))
+
+
 def test_idle_rows_and_slots_weigh_nothing():
     (batch,) = pack(make([3, 2], [1, 1]))
     np.testing.assert_array_equal((batch.weights > 0).sum(axis=-1), [[3, 2, 0], [0, 0, 0]])

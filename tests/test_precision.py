@@ -11,21 +11,21 @@ import pytest
 import test_optim
 import tiny
 
-from dapo_jax import config, types
-from dapo_jax.learner import algorithms, optim, update
+from dapo_jax import config_learner, types
+from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.runtime import mesh as mesh_lib
 
 HALF = ml_dtypes.bfloat16
 SPEC = dataclasses.replace(tiny.SPEC, param_dtype="bfloat16")
 SETTINGS = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 16)
-RATES = config.Optimizer(learning_rate=0.04, warmup_updates=0)
+RATES = config_learner.Optimizer(learning_rate=0.04, warmup_updates=0)
 OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
 
 
 @pytest.fixture(scope="module")
 def programs():
-    return update.compile_programs(SPEC, SETTINGS, OPTIMIZER, tiny.mesh(), slots=2, rows=2,
-                                   shapes=((4, 3),))
+    return update.compile_programs(SPEC, SETTINGS, OPTIMIZER, tiny.mesh(),
+                                   pack=packing.PackShape(2, 2, (4,), (3,)))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_moments_are_single_and_parameters_stay_half(programs, batch):
 
 
 def test_a_step_is_the_single_precision_step_rounded_once():
-    transform = optim.transform(config.Optimizer(
+    transform = optim.transform(config_learner.Optimizer(
         learning_rate=0.1, warmup_updates=0, weight_decay=0.1, b1=0.8, b2=0.95, eps=1e-3,
         clip_norm=1.0), 100)
     params = {"w": jnp.array([1.0, -2.0], HALF)}
@@ -98,7 +98,7 @@ def test_a_step_is_the_single_precision_step_rounded_once():
 
 def test_a_step_below_half_a_unit_is_lost_in_half_and_kept_in_single():
     """What the help text of config.model.param_dtype warns of."""
-    transform = optim.transform(config.Optimizer(learning_rate=1e-4, warmup_updates=0), 100)
+    transform = optim.transform(config_learner.Optimizer(learning_rate=1e-4, warmup_updates=0), 100)
     for dtype, moved in ((HALF, False), (np.float32, True)):
         params = {"w": jnp.ones(1, dtype)}
         steps, _ = transform.update({"w": jnp.ones(1)}, transform.init(params), params)

@@ -30,9 +30,9 @@ def test_a_preset_has_the_parameters_of_the_model_it_is_named_after(name):
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_preset_is_the_spec_of_the_config_json_written_for_it(name, tmp_path):
-    spec = presets.spec(name, param_dtype="bfloat16", remat=True)
+    spec = presets.spec(name, param_dtype="bfloat16", remat="full")
     values = hf_config.write(spec, dtype="bfloat16", stop_ids=(1, 2), bos_id=3)
-    assert hf_config.read(values, path=tmp_path, param_dtype="bfloat16", remat=True) == spec
+    assert hf_config.read(values, path=tmp_path, param_dtype="bfloat16", remat="full") == spec
 
 
 def test_an_unknown_preset_is_refused_with_near_names():

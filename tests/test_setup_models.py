@@ -17,9 +17,9 @@ def settings(tokenizer=None, **model):
 
 def test_a_preset_is_prepared_without_making_its_weights():
     parts = setup.prepare(settings(source="preset", preset="qwen3-0.6b", param_dtype="bfloat16",
-                                   compute_dtype="bfloat16", remat=True))
+                                   compute_dtype="bfloat16", remat="full"))
     assert parts.weights is None and parts.spec == presets.spec(
-        "qwen3-0.6b", param_dtype="bfloat16", compute_dtype="bfloat16", remat=True)
+        "qwen3-0.6b", param_dtype="bfloat16", compute_dtype="bfloat16", remat="full")
 
 
 @pytest.mark.parametrize(("dtypes", "want"), [

@@ -43,9 +43,9 @@ def given_loss(monkeypatch):
 
 def loss_of(work, algorithm):
     settings = algorithms.loss_settings(algorithm)
-    return sum(float(losses.policy_loss(b.logprobs, b.logprobs, b.advantages, b.weights,
-                                        entropy=b.weights, settings=settings)[0])
-               for one in work for b in one.batches)
+    return sum(float(losses.policy_loss(
+        b.logprobs, b.logprobs, b.advantages, b.weights, entropy=b.weights, settings=settings,
+        reference=b.logprobs)[0]) for one in work for b in one.batches)
 
 
 @pytest.mark.parametrize("slots,rows", [(2, 2), (1, 1), (2, 1), (4, 4)])
@@ -56,6 +56,19 @@ def test_dapo_means_over_tokens_and_grpo_over_samples(given_loss, preset, want, 
     shape = dataclasses.replace(SHAPE, slots=slots, rows=rows)
     algorithm = given_loss(preset)
     assert loss_of(prepare(two, shape, algorithm), algorithm) == pytest.approx(want, abs=1e-6)
+
+
+def test_microbatch_means_depend_on_the_microbatches_and_token_means_do_not(given_loss):
+    """10 tokens of loss 2 and 100 of loss 1."""
+    two = hand_made([[5] * 10, [6] * 100], group=[0, 1], reward=[2, 1], prompt=[0, 1], width=100)
+    found = {}
+    for scheme in ("token", "microbatch_token"):
+        algorithm = given_loss("dapo", weights=scheme)
+        found[scheme] = [loss_of(prepare(two, dataclasses.replace(
+            SHAPE, slots=slots, rows=1, completion_buckets=(100,)), algorithm), algorithm)
+            for slots in (1, 2)]
+    np.testing.assert_allclose(found["token"], 120 / 110, rtol=1e-6)
+    np.testing.assert_allclose(found["microbatch_token"], [1.5, 120 / 110], rtol=1e-6)
 
 
 def test_a_masked_sample_is_in_neither_sum_nor_count(given_loss):  # B28

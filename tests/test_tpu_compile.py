@@ -7,8 +7,8 @@ import jax
 import pytest
 import tiny
 
-from dapo_jax import config
-from dapo_jax.learner import algorithms, optim, update
+from dapo_jax import config, config_learner
+from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import families, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 SPEC = specs.from_scratch(config.Model(), vocab=19, compute_dtype="bfloat16")
 SLOTS, ROWS, PROMPT, NEW = 32, 16, 8, 5
+PACK = packing.PackShape(SLOTS, ROWS, (PROMPT,), (NEW,))
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,10 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def programs(mesh):
-    cfg = config.Optimizer()
+    cfg = config_learner.Optimizer()
     optimizer = update.Optimizer(optim.transform(cfg, 100), optim.schedule(cfg, 100))
     settings = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
-    return update.compile_programs(SPEC, settings, optimizer, mesh, slots=SLOTS, rows=ROWS,
-                                   shapes=[(PROMPT, NEW)])
+    return update.compile_programs(SPEC, settings, optimizer, mesh, pack=PACK)
 
 
 def parameter_bytes():
@@ -73,7 +73,7 @@ def test_sliding_layers_compile_in_rollout_and_update(mesh):
     settings = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
     shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
     params = mesh_lib.structs(shapes, mesh_lib.param_shardings(mesh, spec))
-    batch = update.batch_structs(mesh, SLOTS, ROWS, PROMPT, NEW)
+    batch = update.batch_structs(mesh, PACK, PROMPT, NEW)
     gradient = jax.grad(lambda p, b: update.loss(p, b, spec=spec, settings=settings)[0])
     memory = jax.jit(gradient).lower(params, batch).compile().memory_analysis()
     assert 0 < memory.temp_size_in_bytes < 2 ** 30

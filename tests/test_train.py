@@ -109,7 +109,8 @@ def test_an_exhausted_epoch_trains_on_what_it_has(tmp_path):  # B05
 
 def test_without_a_filter_each_prompt_is_sampled_once_per_epoch(tmp_path):  # B55
     changes = _with_prompts(tmp_path, keep=set(), of=9) | {
-        "rl.algorithm.preset": "grpo", "rl.steps": 0, "rl.epochs": 1, "rl.prompts_per_step": 3,
+        "rl.algorithm.preset": "grpo", "rl.algorithm.kl_coef": 0.0, "rl.steps": 0, "rl.epochs": 1,
+        "rl.prompts_per_step": 3,
         "rl.samples_per_prompt": 2}
     assert runs.run(tmp_path / "run", changes) == command_line.DONE
     lines = runs.steps(tmp_path / "run")
@@ -158,7 +159,8 @@ def test_empty_steps_are_logged_and_bounded(tmp_path, caplog):  # B04
 
 def test_visits_and_seeds_draw_differently_and_runs_repeat(tmp_path):  # B57
     changes = _with_prompts(tmp_path, keep=set(), of=4) | {
-        "rl.algorithm.preset": "grpo", "rl.steps": 2, "rl.optimizer.learning_rate": 1e-12}
+        "rl.algorithm.preset": "grpo", "rl.algorithm.kl_coef": 0.0, "rl.steps": 2,
+        "rl.optimizer.learning_rate": 1e-12}
     found = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         assert runs.run(tmp_path / name, changes | {"seed": seed}) == command_line.DONE

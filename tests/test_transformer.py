@@ -179,14 +179,15 @@ SLIDING = dataclasses.replace(tiny.SPEC, sliding_window=3, sliding=(True, False)
                               local_rope_base=20.0, post_norms=True, qk_norm=True)
 
 
-@pytest.mark.parametrize("spec", [tiny.SPEC, SLIDING], ids=["full", "sliding"])
-def test_recomputing_blocks_changes_no_gradient(spec):
+@pytest.mark.parametrize(("spec", "remat"), [(tiny.SPEC, "full"), (SLIDING, "full"),
+                                               (tiny.SPEC, "dots")])
+def test_recomputing_blocks_changes_no_gradient(spec, remat):
     params = tiny.params(spec)
 
     def gradient(spec):
         return jax.jit(jax.grad(lambda tree: tiny.full_logits(spec, tree, TOKENS).var()))(params)
     plain = gradient(spec)
-    remade = gradient(dataclasses.replace(spec, remat=True))
+    remade = gradient(dataclasses.replace(spec, remat=remat))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
                  plain, remade)
 
@@ -228,8 +229,8 @@ def test_attention_over_two_parts_is_one_softmax():
     make = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     query, keys, values = make(1, 1, 2, 2, 4), make(1, 1, 1, 4, 2), make(1, 1, 1, 2, 4)
     prompt = make(1, 1, 4, 3), make(1, 1, 3, 4)
-    got = layers.attend(query, (keys, values), np.tril(np.ones((2, 2), bool)), prompt,
-                        np.array([[[True, True, False]]]))
+    got = layers.attend(query, (keys, values), np.tril(np.ones((1, 1, 2, 2), bool)),
+                        prompt, np.array([[[[True, True, False]]]]))
     for t in range(2):
         for h in range(2):
             k = np.concatenate([prompt[0][0, 0, :, :2], keys[0, 0, 0, :, :t + 1]], axis=1)

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch_model
 
-from dapo_jax import config, types
+from dapo_jax import config_learner, types
 from dapo_jax.learner import advantages, algorithms, optim, packing, step, update
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import mesh as mesh_lib
@@ -16,7 +16,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 TABLE = tiny.table()
 SHAPE = packing.PackShape(slots=4, rows=2, prompt_buckets=(8,), completion_buckets=(tiny.NEW,))
 SETTINGS = update.Settings(algorithms.loss_settings(algorithms.dapo()), 0.7, 16)
-RATES = config.Optimizer(learning_rate=0.04, warmup_updates=4, clip_norm=0.0)
+RATES = config_learner.Optimizer(learning_rate=0.04, warmup_updates=4, clip_norm=0.0)
 OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
 
 
@@ -46,8 +46,7 @@ def samples(params):
 
 
 def compile_programs(mesh):
-    return update.compile_programs(tiny.SPEC, SETTINGS, OPTIMIZER, mesh, slots=4, rows=2,
-                                   shapes=((8, tiny.NEW),))
+    return update.compile_programs(tiny.SPEC, SETTINGS, OPTIMIZER, mesh, pack=SHAPE)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,19 @@
 """Packing: flat samples into microbatches of a few fixed shapes.
 
-A slot is one prompt with up to R rows that continue it. Advantages and weights come ready made, so
-no choice in this file changes the loss: only how much of a microbatch is padding.
+A slot is one prompt with up to R rows that continue it, or, packed (rows.py), several prompts and
+rows of several samples. Advantages and weights come ready made, so no choice in this file changes
+the loss: only how much of a microbatch is padding.
 """
 
 import dataclasses
 import itertools
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from dapo_jax import config, types
+from dapo_jax.learner import rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +24,31 @@ class PackShape:
     rows: int
     prompt_buckets: tuple[int, ...]
     completion_buckets: tuple[int, ...]
+    tokens: int = 0  # of a microbatch, padding included: as many slots as they hold; 0: `slots`
+    parts: int = 1  # that slots are split into: what their number is a multiple of
+    packed: bool = False
+
+
+Columns = tuple[np.ndarray, ...]  # a value a token [n, T], in the order of TrainBatch
 
 
 def shapes(shape: PackShape) -> list[tuple[int, int]]:
     """Every (prompt, completion) length that `pack` can produce."""
     return list(itertools.product(shape.prompt_buckets, shape.completion_buckets))
+
+
+def slots_of(shape: PackShape, prompt: int, completion: int) -> int:
+    """Slots of a microbatch of these lengths; ConfigError where the tokens hold too few."""
+    if not shape.tokens:
+        return shape.slots
+    size = prompt + shape.rows * completion
+    slots = shape.tokens // size // shape.parts * shape.parts
+    if not slots:
+        raise config.ConfigError(
+            f"microbatch_tokens = {shape.tokens} is too few for {shape.parts} slots (one a device) "
+            f"of {prompt} prompt tokens and {shape.rows} rows of {completion}; raise it to at "
+            f"least {shape.parts * size}")
+    return slots
 
 
 def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.ndarray,
@@ -34,9 +58,18 @@ def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.n
     `advantages` f32[n], `weights` f32[n, T], `fresh` bool[n]. Rows without a weight are left out,
     and tokens after a row's last weight do not count as content, since no earlier token sees them;
     with no weight at all the list is empty. Slots of like length share a microbatch, which takes
-    the smallest buckets that hold it. Raises ValueError where the largest do not.
+    the smallest buckets that hold it; packed ones have one shape. Raises ValueError where the
+    largest do not.
     """
     content = _content(weights)
+    columns = (samples.tokens, samples.logprobs, _wide(advantages, weights), weights,
+               _wide(fresh.astype(np.float32), weights))
+    build = _pack_rows if shape.packed else _pack_slots
+    return build(samples, columns, content, prompts=prompts, shape=shape)
+
+
+def _pack_slots(samples: types.Samples, columns: Columns, content: np.ndarray, *,
+                prompts: types.PromptTable, shape: PackShape) -> list[types.TrainBatch]:
     slots = _slots(samples.group, np.flatnonzero(content), rows=shape.rows)
     prompt_of = np.array([samples.prompt[slot[0]] for slot in slots], np.int32)
     _check_prompts(samples, slots, prompts=prompts)
@@ -45,17 +78,91 @@ def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.n
     completion_buckets = _buckets(np.array([content[slot].max() for slot in slots], np.int64),
                                   shape.completion_buckets, what="completion")
     order = np.lexsort((prompt_buckets, completion_buckets))  # stable: ties keep admission order
-    columns = (samples.tokens, samples.logprobs, _wide(advantages, weights), weights,
-               _wide(fresh.astype(np.float32), weights))
     batches = []
-    for start in range(0, len(order), shape.slots):
-        chosen = order[start:start + shape.slots]
+    for chosen in _microbatches(order, prompt_buckets, completion_buckets, shape=shape):
+        width, prompt_width = completion_buckets[chosen].max(), prompt_buckets[chosen].max()
+        count = slots_of(shape, prompt_width, width)
         batches.append(types.TrainBatch(
-            *_prompts([prompts.tokens[p] for p in prompt_of[chosen]], slots=shape.slots,
-                      width=prompt_buckets[chosen].max()),
-            *_rows([slots[i] for i in chosen], columns, shape=shape,
-                   width=completion_buckets[chosen].max())))
+            *_prompts([prompts.tokens[p] for p in prompt_of[chosen]], slots=count,
+                      width=prompt_width),
+            *_rows([slots[i] for i in chosen], columns, size=(count, shape.rows, width))))
     return batches
+
+
+def _microbatches(order: np.ndarray, prompt_buckets: np.ndarray, completion_buckets: np.ndarray, *,
+                  shape: PackShape) -> Iterator[np.ndarray]:
+    """Slots that share a microbatch: of those left, as many as one of their shape holds."""
+    while len(order):
+        most = zip(np.maximum.accumulate(prompt_buckets[order]),
+                   np.maximum.accumulate(completion_buckets[order]))
+        count = 0
+        for prompt, completion in most:
+            if count >= slots_of(shape, prompt, completion):
+                break
+            count += 1
+        yield order[:count]
+        order = order[count:]
+
+
+def _pack_rows(samples: types.Samples, columns: Columns, content: np.ndarray, *,
+               prompts: types.PromptTable, shape: PackShape) -> list[types.TrainBatch]:
+    kept = np.flatnonzero(content)
+    _check_prompts(samples, _slots(samples.group, kept, rows=len(samples)), prompts=prompts)
+    length = np.array([len(prompts.tokens[p]) for p in samples.prompt], np.int64)
+    prompt_width, width = shape.prompt_buckets[-1], shape.completion_buckets[-1]
+    _buckets(length[kept], (prompt_width,), what="prompt")
+    _buckets(content, (width,), what="completion")
+    layout = rows.place(samples.group, content, length, rows=shape.rows, width=width,
+                        prompt_width=prompt_width)
+    count = slots_of(shape, prompt_width, width)
+    batches = []
+    for start in range(0, int(layout.slot.max(initial=-1)) + 1, count):
+        here = (layout.slot >= start) & (layout.slot < start + count)
+        part = rows.Layout(*(getattr(layout, field.name)[here]
+                             for field in dataclasses.fields(layout)))
+        part = dataclasses.replace(part, slot=part.slot - start)
+        batches.append(_packed(part, samples, columns, content, prompts=prompts,
+                               size=(count, shape.rows, width, prompt_width)))
+    return batches
+
+
+def _packed(layout: rows.Layout, samples: types.Samples, columns: Columns, content: np.ndarray, *,
+            prompts: types.PromptTable, size: tuple[int, int, int, int]) -> types.TrainBatch:
+    slots, row_count, width, prompt_width = size
+    tokens = np.zeros((slots, prompt_width), np.int32)
+    segment = np.full((slots, prompt_width), -1, np.int32)
+    used, number = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
+    after = np.full((slots, row_count, width), -1, np.int32)
+    targets = [np.zeros(after.shape, column.dtype) for column in columns]
+    ends: dict[tuple, int] = {}  # (slot, group, copy) -> place of its prompt's last token
+    for sample, slot, row, start, copy in zip(
+            layout.sample, layout.slot, layout.row, layout.start, layout.copy):
+        prompt = prompts.tokens[samples.prompt[sample]]
+        key = (slot, samples.group[sample], copy)
+        if key not in ends:
+            place = slice(used[slot], used[slot] + len(prompt))
+            tokens[slot, place], segment[slot, place] = prompt, number[slot]
+            used[slot] += len(prompt)
+            number[slot] += 1
+            ends[key] = used[slot] - 1
+        end = start + content[sample]
+        after[slot, row, start:end] = ends[key]
+        for target, column in zip(targets, columns):
+            target[slot, row, start:end] = column[sample, :content[sample]]
+    return types.TrainBatch(tokens, np.maximum(used, 1), *targets,
+                            packed=types.Packed(segment, after))
+
+
+def padding(batches: Sequence[types.TrainBatch]) -> float:
+    """The share of an update's positions, prompts' and rows', that hold nothing: `update/padding`.
+    NaN if there are none."""
+    held = positions = 0
+    for batch in batches:
+        used = batch.weights > 0
+        rows_held = _content(used.reshape(-1, used.shape[-1]))
+        held += batch.prompt_length[used.any(axis=(1, 2))].sum() + rows_held.sum()
+        positions += batch.prompt_tokens.size + batch.tokens.size
+    return 1 - held / positions if positions else math.nan
 
 
 def split_updates(samples: types.Samples, updates: int) -> list[np.ndarray]:
@@ -150,17 +257,17 @@ def _prompts(rows: list[np.ndarray], *, slots: int, width: int) -> tuple[np.ndar
     return _pad(rows, (slots, width)), length
 
 
-def _rows(slots: list[np.ndarray], columns: tuple[np.ndarray, ...], *, shape: PackShape,
-          width: int) -> list[np.ndarray]:
+def _rows(slots: list[np.ndarray], columns: Columns, *, size: tuple[int, int, int]
+          ) -> list[np.ndarray]:
     """Each column [n, T] as [S, R, width], 0 where there is no row or the table is narrower."""
-    source = np.full((shape.slots, shape.rows), -1)
+    source = np.full(size[:2], -1)
     for index, slot in enumerate(slots):
         source[index, :len(slot)] = slot
     real = source >= 0
     result = []
     for column in columns:
-        target = np.zeros((shape.slots, shape.rows, width), column.dtype)
-        filled = min(width, column.shape[1])
+        target = np.zeros(size, column.dtype)
+        filled = min(size[2], column.shape[1])
         target[real, :filled] = column[source[real], :filled]
         result.append(target)
     return result

@@ -1,6 +1,9 @@
 """From a batch of samples to a changed model: advantages, weights, microbatches, updates."""
 
 import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
 
 from dapo_jax import types
 from dapo_jax.learner import advantages, algorithms, packing, update, weights
@@ -8,7 +11,7 @@ from dapo_jax.learner import advantages, algorithms, packing, update, weights
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One optimizer update, packed."""
+    """One mini-batch, which makes an optimizer update, packed."""
 
     batches: list[types.TrainBatch]
     tokens: int  # of its completions, also of those masked out of the loss
@@ -18,34 +21,55 @@ def prepare(
     samples: types.Samples, *, algorithm: algorithms.Algorithm, updates: int, step: int,
     table: types.PromptTable, shape: packing.PackShape, max_length: int,
 ) -> list[Work]:
-    """The step's updates, whole groups each. Advantages are made over the whole batch, weights
-    over each update; an update without a loss token is left out (it would change nothing but the
+    """The step's mini-batches, whole groups each. Advantages are made over the whole batch, weights
+    over each mini-batch; one without a loss token is left out (it would change nothing but the
     optimizer's memory)."""
-    settings = advantages.Settings(ddof=algorithm.ddof)
     advantage = advantages.ADVANTAGES[algorithm.advantage](
         samples.shaped, samples.group, valid=samples.valid, lengths=samples.length,
-        settings=settings)
+        settings=algorithms.advantage_settings(algorithm))
     mask = packing.overlong_mask(samples, algorithm.mask_overlong)
+    scheme = weights.WEIGHTS.get(algorithm.weights, weights.token)
     work = []
     for number, rows in enumerate(packing.split_updates(samples, updates)):
-        weight = weights.WEIGHTS[algorithm.weights](
-            mask[rows], samples.group[rows], max_length=max_length)
+        weight = scheme(mask[rows], samples.group[rows], max_length=max_length)
         # Only the first update's parameters are those that sampled.
         fresh = ((samples.born[rows] == step) & (number == 0)
                  & (algorithm.samples == "rollout"))
         batches = packing.pack(samples.take(rows), prompts=table, advantages=advantage[rows],
                                weights=weight, fresh=fresh, shape=shape)
+        if algorithm.weights in weights.PACKED:
+            packed = weights.PACKED[algorithm.weights]([batch.weights for batch in batches])
+            batches = [dataclasses.replace(batch, weights=weight)
+                       for batch, weight in zip(batches, packed, strict=True)]
         if batches:
             work.append(Work(batches, int(samples.length[rows].sum())))
     return work
 
 
+def scored(
+    programs: update.Programs, params: types.Tree, work: Sequence[Work], *,
+    reference: types.Tree | None = None,
+) -> list[Work]:
+    """The same with recomputed log-probs and those of the reference model, where they are needed;
+    `params` are those before the step's first update."""
+    return [dataclasses.replace(one, batches=update.scored(
+        programs, params, reference, one.batches)) for one in work]
+
+
 def learn(
-    programs: update.Programs, state: types.TrainState, work: list[Work]
+    programs: update.Programs, state: types.TrainState, work: Sequence[Work], *, epochs: int = 1
 ) -> tuple[types.TrainState, list[types.Metrics]]:
-    """Take the updates in turn; `state` is consumed, each update's metrics stay on the device."""
+    """Take the updates in turn, `epochs` times over; `state` is consumed, each update's metrics
+    stay on the device."""
     metrics = []
-    for one in work:
-        state, more = update.update(programs, state, one.batches)
-        metrics.append(more)
+    for epoch in range(epochs):
+        for one in work:
+            batches = map(_stale, one.batches) if epoch else one.batches
+            state, more = update.update(programs, state, batches)
+            metrics.append(more)
     return state, metrics
+
+
+def _stale(batch: types.TrainBatch) -> types.TrainBatch:
+    """Of a later epoch, whose parameters are not those that sampled."""
+    return dataclasses.replace(batch, fresh=np.zeros(batch.fresh.shape, np.float32))

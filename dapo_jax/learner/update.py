@@ -13,8 +13,8 @@ import optax
 from jax.sharding import Mesh
 
 from dapo_jax import types
-from dapo_jax.learner import losses, optim
-from dapo_jax.models import head, transformer
+from dapo_jax.learner import losses, optim, packing
+from dapo_jax.models import head, packed, transformer
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -26,6 +26,7 @@ class Settings:
     loss: losses.LossSettings
     temperature: float
     head_chunk: int
+    frozen: tuple[str, ...] = ()  # patterns of parameters that have no gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,17 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """Compiled functions of one phase; `accumulate` by (P, T)."""
+    """Compiled functions of one phase, those of microbatches by (P, T).
+
+    `old` and `reference` give log-probs of the parameters and of the reference model; they are
+    empty where the loss needs none.
+    """
 
     start: Callable
     accumulate: Mapping[tuple[int, int], Callable]
     apply: Callable
+    old: Mapping[tuple[int, int], Callable]
+    reference: Mapping[tuple[int, int], Callable]
     batch_sharding: jax.sharding.Sharding
 
 
@@ -57,11 +64,7 @@ def token_logprobs(
     The state that predicts token t is that of token t - 1; for t = 0, of the prompt's last token.
     """
     slots, rows, width = batch.tokens.shape
-    last, prompt = transformer.prefill(spec, params, batch.prompt_tokens, batch.prompt_length)
-    states = jnp.broadcast_to(last[:, None, None], (slots, rows, 1, last.shape[-1]))
-    if width > 1:
-        rest = transformer.extend(spec, params, batch.tokens[:, :, :-1], prompt)
-        states = jnp.concatenate([states, rest], axis=2)
+    states = packed.states(spec, params, batch)
     stats = head.token_stats(
         params, states.reshape(slots, rows * width, -1), batch.tokens.reshape(slots, -1),
         temperature=settings.temperature, chunk=settings.head_chunk,
@@ -73,16 +76,27 @@ def loss(
     params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
 ) -> tuple[jax.Array, types.Metrics]:
     """The microbatch's part of the update's loss."""
+    held = optim.matches(params, settings.frozen)
+    params = jax.tree.map(lambda leaf, h: jax.lax.stop_gradient(leaf) if h else leaf, params, held)
     logprobs, entropy = token_logprobs(spec, settings, params, batch)
+    stored = batch.old is None
     value, metrics = losses.policy_loss(
-        logprobs, batch.logprobs, batch.advantages, batch.weights, entropy=entropy,
-        settings=settings.loss)
+        logprobs, batch.logprobs if stored else batch.old, batch.advantages, batch.weights,
+        entropy=entropy, settings=settings.loss, sampled=None if stored else batch.logprobs,
+        reference=batch.reference, sample=None if batch.packed is None else batch.packed.after)
     fresh = (batch.fresh > 0) & (batch.weights > 0)
     gap = jnp.where(fresh, jnp.abs(logprobs - batch.logprobs), 0)
     metrics |= {"policy/loss": types.Mean(value, jnp.float32(0)),  # `apply` counts the update
                 "mismatch/mean": types.Mean(gap.sum(), fresh.sum()),
                 "mismatch/max": types.Max(gap.max())}
     return value, metrics
+
+
+def score(
+    params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+) -> jax.Array:
+    """Log-probs f32[S, R, T] of a microbatch's completions."""
+    return token_logprobs(spec, settings, params, batch)[0]
 
 
 def start(
@@ -107,26 +121,36 @@ def accumulate(
 def apply(
     state: types.TrainState, sums: Sums, *, optimizer: Optimizer
 ) -> tuple[types.TrainState, types.Metrics]:
-    """Take one optimizer step with the summed gradient."""
+    """Take one optimizer step with the summed gradient.
+
+    Where loss or gradient are not finite there is no step: parameters, optimizer and schedule stay
+    as they are, and `policy/skipped` alone counts the update.
+    """
     grads, metrics = sums
+    one, loss, norm = jnp.float32(1), metrics["policy/loss"].total, optax.tree.norm(grads)
     steps, opt_state = optimizer.transform.update(grads, state.opt_state, state.params)
-    one = jnp.float32(1)
     metrics = metrics | {
-        "policy/loss": types.Mean(metrics["policy/loss"].total, one),
-        "policy/grad_norm": types.Mean(optax.tree.norm(grads), one),
+        "policy/loss": types.Mean(loss, one),
+        "policy/grad_norm": types.Mean(norm, one),
         "policy/lr": types.Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one)}
-    params = optax.apply_updates(state.params, steps)
-    return types.TrainState(params, opt_state, state.updates + 1), metrics
+    sound = jnp.isfinite(loss) & jnp.isfinite(norm)
+    moved = types.TrainState(optax.apply_updates(state.params, steps), opt_state, state.updates + 1)
+    # Not lax.cond: a choice by element writes in place, a branch would hold both states.
+    state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
+    metrics = jax.tree.map(lambda value: jnp.where(sound, value, jnp.zeros_like(value)), metrics)
+    return state, metrics | {"policy/skipped": types.Sum(1 - sound.astype(jnp.int32))}
 
 
-def batch_structs(mesh: Mesh, slots: int, rows: int, prompt: int, width: int) -> types.TrainBatch:
-    """Shapes of one microbatch."""
+def batch_structs(mesh: Mesh, pack: packing.PackShape, prompt: int, width: int
+                  ) -> types.TrainBatch:
+    """Shapes of one microbatch, as packed on the host."""
     def make(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh_lib.batch_sharding(mesh))
-    token = (slots, rows, width)
-    floats = [make(token, jnp.float32) for _ in range(4)]
-    return types.TrainBatch(make((slots, prompt), jnp.int32), make((slots,), jnp.int32),
-                            make(token, jnp.int32), *floats)
+    slots = packing.slots_of(pack, prompt, width)
+    prompts, tokens = make((slots, prompt), jnp.int32), make((slots, pack.rows, width), jnp.int32)
+    floats = [make(tokens.shape, jnp.float32) for _ in range(4)]
+    return types.TrainBatch(prompts, make((slots,), jnp.int32), tokens, *floats,
+                            packed=types.Packed(prompts, tokens) if pack.packed else None)
 
 
 def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> types.TrainState:
@@ -140,6 +164,23 @@ def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> types.Tr
         mesh_lib.structs(state.updates, mesh_lib.replicated(mesh)))
 
 
+def reference_structs(spec: ModelSpec, mesh: Mesh) -> types.Tree:
+    """Shapes and shardings of the reference model's parameters; see `reference_params`."""
+    shapes = jax.eval_shape(
+        lambda: reference_params(spec, transformer.init(spec, jax.random.key(0))))
+    return mesh_lib.structs(shapes, mesh_lib.param_shardings(mesh, spec))
+
+
+def reference_params(spec: ModelSpec, params: types.Tree) -> types.Tree:
+    """A copy of the parameters whose kernels are in the compute dtype, as the model uses them;
+    norms, which are computed in float32, stay as they are."""
+    def held(path: tuple, leaf: jax.Array) -> jax.Array:
+        norm = path[-1].key.endswith("norm")
+        # A copy: what jit hands through unchanged is the same buffer, and that one is donated.
+        return jnp.copy(leaf) if norm else jnp.copy(leaf).astype(spec.compute_dtype)
+    return jax.tree_util.tree_map_with_path(held, params)
+
+
 def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
     """The state before the first update."""
     return types.TrainState(params, optimizer.transform.init(params), jnp.int32(0))
@@ -147,16 +188,26 @@ def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
 
 def compile_programs(
     spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: Mesh, *,
-    slots: int, rows: int, shapes: Sequence[tuple[int, int]],
+    pack: packing.PackShape,
 ) -> Programs:
-    """Compile every program that a phase's updates need; `shapes` are pairs (P, T)."""
+    """Compile every program that a phase's updates need."""
     state = state_structs(spec, optimizer, mesh)
-    batches = {shape: batch_structs(mesh, slots, rows, *shape) for shape in shapes}
+    packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
     static = {"spec": spec, "settings": settings}
-    first = next(iter(batches.values()))
+    whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
+    scorer = jax.jit(lambda *args: score(*args, **static), out_shardings=split)
+
+    def scorers(params: types.Tree, needed: bool) -> dict[tuple[int, int], Callable]:
+        return {shape: mesh_lib.compiled(scorer, mesh, params, batch)
+                for shape, batch in packed.items() if needed}
+    old = scorers(state.params, settings.loss.old_logprobs == "recomputed")
+    reference = scorers(reference_structs(spec, mesh), settings.loss.kl_coef != 0)
+    batches = {shape: dataclasses.replace(batch, old=batch.logprobs if old else None,
+                                          reference=batch.logprobs if reference else None)
+               for shape, batch in packed.items()}
     placed = jax.tree.map(lambda leaf: leaf.sharding, state)
-    whole = mesh_lib.replicated(mesh)
     sums_placed = (placed.params, whole)
+    first = next(iter(batches.values()))
     begin = jax.jit(lambda params: start(params, first, **static), out_shardings=sums_placed)
     sums = jax.eval_shape(begin, state.params)
     sums = (mesh_lib.structs(sums[0], placed.params), mesh_lib.structs(sums[1], whole))
@@ -165,23 +216,43 @@ def compile_programs(
     finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=0,
                      out_shardings=(placed, whole))
     return Programs(
-        start=begin.lower(state.params).compile(),
-        accumulate={shape: add.lower(sums, state.params, batch).compile()
+        start=mesh_lib.compiled(begin, mesh, state.params),
+        accumulate={shape: mesh_lib.compiled(add, mesh, sums, state.params, batch)
                     for shape, batch in batches.items()},
-        apply=finish.lower(state, sums).compile(),
-        batch_sharding=mesh_lib.batch_sharding(mesh))
+        apply=mesh_lib.compiled(finish, mesh, state, sums),
+        old=old, reference=reference, batch_sharding=split)
+
+
+def scored(
+    programs: Programs, params: types.Tree, reference: types.Tree | None,
+    batches: Sequence[types.TrainBatch],
+) -> list[types.TrainBatch]:
+    """Microbatches with the log-probs that the loss compares with, on the devices; those of the
+    host where there is nothing to compute. To be called before the step's first update."""
+    if not (programs.old or programs.reference):
+        return list(batches)
+    result = []
+    for batch in batches:
+        shape, batch = _shape(batch), mesh_lib.put(batch, programs.batch_sharding)
+        result.append(dataclasses.replace(
+            batch, old=programs.old[shape](params, batch) if programs.old else None,
+            reference=programs.reference[shape](reference, batch) if programs.reference else None))
+    return result
 
 
 def update(
     programs: Programs, state: types.TrainState, batches: Sequence[types.TrainBatch]
 ) -> tuple[types.TrainState, types.Metrics]:
-    """One optimizer update from host microbatches whose weights belong together.
+    """One optimizer update from microbatches whose weights belong together; see `scored`.
 
     `state` is consumed. Dispatches only: the metrics come back as device arrays.
     """
     sums = programs.start(state.params)
     for batch in batches:
-        shape = (batch.prompt_tokens.shape[1], batch.tokens.shape[2])
-        batch = mesh_lib.put(batch, programs.batch_sharding)
+        shape, batch = _shape(batch), mesh_lib.put(batch, programs.batch_sharding)
         sums = programs.accumulate[shape](sums, state.params, batch)
     return programs.apply(state, sums)
+
+
+def _shape(batch: types.TrainBatch) -> tuple[int, int]:
+    return batch.prompt_tokens.shape[1], batch.tokens.shape[2]

@@ -4,7 +4,12 @@ The loss is `sum(weights * per_token_loss)` and nothing else, so a weight alread
 normalisation. Every function takes `(mask bool[n, L], group i32[n], *, max_length)`, where `mask`
 is true on the loss tokens of *all* samples of one update, and returns f32[n, L], 0 outside the
 mask. Numerator and denominator see the same mask; with nothing left in it all weights are 0.
+
+Schemes in PACKED depend on how the samples were packed, which no right scheme does: they take and
+return the weights of an update's microbatches.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,6 +37,17 @@ def group(mask: np.ndarray, group: np.ndarray, *, max_length: int) -> np.ndarray
     return _over(mask, (tokens > 0).sum() * tokens[inverse][:, None])
 
 
+def microbatch_token(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The *wrong* mean of the microbatches' token means, kept for the study of its harm only.
+
+    Each microbatch counts alike, so a token of a short one counts more: of losses 2.0 on 100
+    tokens and 1.0 on 1000 it makes 1.5, where `token` makes 1.09.
+    """
+    masks = [weight > 0 for weight in weights]
+    microbatches = sum(mask.any() for mask in masks)
+    return [_over(mask, microbatches * mask.sum()) for mask in masks]
+
+
 def _over(mask: np.ndarray, count: np.ndarray) -> np.ndarray:
     """mask / count in float64, rounded once; a count of 0 only stands where the mask is empty."""
     return (mask / np.maximum(count, 1).astype(np.float64)).astype(np.float32)
@@ -42,4 +58,7 @@ WEIGHTS = {
     "sequence": sequence,
     "constant": constant,
     "group": group,
+}
+PACKED = {
+    "microbatch_token": microbatch_token,
 }

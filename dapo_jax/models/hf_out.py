@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dapo_jax import config, types
 from dapo_jax.models import families, hf, safetensors_file
 from dapo_jax.models.spec import ModelSpec
 
@@ -39,6 +40,29 @@ def weights(
         total = size * sum(math.prod(tensor.shape) for tensor in tensors.values())
         places = {n: name for name, group in zip(names, groups) for n in group}
         json_file(folder / hf.INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def adapter(folder: pathlib.Path, spec: ModelSpec, tree: types.Tree, cfg: config.Lora, *,
+            base: str) -> None:
+    """Write a LoRA adapter (models/lora.py, host arrays) as PEFT reads it; `base` names the model
+    that it adapts."""
+    arrays = {}
+    for name, tensor in families.tensors(spec, "hf").items():
+        part, leaf = tensor.path[-2:] if len(tensor.path) > 2 else ("", "")
+        if leaf not in tree["blocks"].get(part, {}):
+            continue
+        pair, at = tree["blocks"][part][leaf], f"base_model.model.{name.removesuffix('.weight')}"
+        arrays[f"{at}.lora_A.weight"] = pair["a"][tensor.layer].reshape(-1, cfg.rank).T
+        arrays[f"{at}.lora_B.weight"] = pair["b"][tensor.layer].reshape(cfg.rank, -1).T
+    safetensors_file.write(
+        folder / "adapter_model.safetensors", {name: a.shape for name, a in arrays.items()},
+        map(np.ascontiguousarray, arrays.values()), dtype=DTYPES["float32"],
+        metadata={"format": "pt"})
+    json_file(folder / "adapter_config.json", {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
+        "r": cfg.rank, "lora_alpha": cfg.alpha, "lora_dropout": 0.0, "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in arrays}),
+        "fan_in_fan_out": False, "inference_mode": True})
 
 
 def _groups(tensors: Mapping[str, families.Tensor], limit: int) -> Iterator[list[str]]:

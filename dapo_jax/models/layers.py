@@ -82,9 +82,10 @@ def attend(
 ) -> jax.Array:
     """Softmax attention over a row's own keys and, in the same softmax, its slot's prompt keys.
 
-    query [S, R, T, H, E]; own ([S, R, K, E, U], [S, R, K, U, E]); own_mask bool[T, U]; prompt
-    ([S, K, E, P], [S, K, P, E]) is read once for all rows of the slot; prompt_mask bool[S, T, P]
-    or [S, 1, P]. Scores are times `scale` (None: E ** -0.5), then capped (`softcap`).
+    query [S, R, T, H, E]; own ([S, R, K, E, U], [S, R, K, U, E]); own_mask bool[S, R, T, U];
+    prompt ([S, K, E, P], [S, K, P, E]) is read once for all rows of the slot; prompt_mask
+    bool[S, R, T, P]. Axes of masks but the last may be 1. Scores are times `scale` (None:
+    E ** -0.5), then capped (`softcap`).
     Returns [S, R, T, H, E]. Scores and sums are float32 or wider.
     """
     slots, rows, tokens, heads, size = query.shape
@@ -92,12 +93,11 @@ def attend(
     scale = size**-0.5 if scale is None else scale
     query = query.reshape(slots, rows, tokens, kv_heads, heads // kv_heads, size) * scale
     scores = softcap(_scores("srtkge,srkeu->skrgtu", query, own[0]), cap)
-    scores = jnp.where(own_mask, scores, MASKED)
+    scores = jnp.where(own_mask[:, None, :, None], scores, MASKED)
     top = scores.max(axis=-1)
     if prompt is not None:
         prompt_scores = softcap(_scores("srtkge,skep->skrgtp", query, prompt[0]), cap)
-        seen = prompt_mask[:, None, None, None]
-        prompt_scores = jnp.where(seen, prompt_scores, MASKED)
+        prompt_scores = jnp.where(prompt_mask[:, None, :, None], prompt_scores, MASKED)
         top = jnp.maximum(top, prompt_scores.max(axis=-1))
     top = jax.lax.stop_gradient(top)[..., None]
     mass = jnp.exp(scores - top)

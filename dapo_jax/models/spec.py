@@ -47,7 +47,8 @@ class ModelSpec:
     local_rope_base: float | None = None  # of sliding layers, never scaled; None: as the others
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
-    remat: bool = False
+    remat: str = "none"  # what the backward pass recomputes of a block; see transformer.REMAT
+    attention: str = "xla"  # the implementation; see attention.py
 
 
 def from_scratch(model: config.Model, vocab: int, **chosen: object) -> ModelSpec:

@@ -1,186 +1,19 @@
-"""One decoder for all families: a Linen module and three ways to run it.
+"""One decoder for all families (decoder.py) and three ways to run it.
 
 `prefill` runs prompts once, `extend` runs rows of given tokens after their slot's prompt (the
 update), `decode` one token of each row (the sampler). All three are the same `Block`; the cache is
 an argument and a result. Parameters are a plain nested dict of arrays, blocks stacked along a
-leading layer axis. What differs between layers (a window of keys, the base of rotations) is data
-that the scan over layers picks a view by.
+leading layer axis. What differs between layers (a window of keys, the base of rotations) is picked
+by the layer's kind, which the scan over layers carries.
 """
-
-from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dapo_jax import types
-from dapo_jax.models import layers
+from dapo_jax.models import attention, decoder, layers
 from dapo_jax.models.spec import ModelSpec
-
-Pair = tuple[jax.Array, jax.Array]  # keys, values
-FULL, SLIDING = 0, 1  # kinds of layers, and where their views stand
-
-
-class View(NamedTuple):
-    """Where a layer's tokens stand and which keys they see."""
-
-    rope: Pair  # cosines and sines [S, R, T, E/2]
-    own: jax.Array  # bool[T, U]
-    prompt: jax.Array | None  # bool[S, T, P] or, of every token alike, [S, 1, P]
-
-
-class Context(NamedTuple):
-    """What all layers share. A model with sliding layers has a second view, theirs."""
-
-    views: tuple[View, ...]
-    index: jax.Array | None = None  # the column of the row's cache that is written
-
-
-class Block(nn.Module):
-    """Attention and feed-forward part, each behind an RMSNorm and added to the stream."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, prompt: Pair | None, own: Pair | None, kind: jax.Array | None,
-        context: Context,
-    ) -> tuple[jax.Array, Pair]:
-        """x [S, R, T, D] -> the same, and the row's own keys and values.
-
-        `own` is None (the tokens of x are all there are) or the row's cache, into which the
-        token is written at `context.index`. `kind` is the layer's view, None if there is one.
-        """
-        view = context.views[0]
-        if kind is not None:
-            view = jax.tree.map(lambda full, sliding: jnp.where(kind == SLIDING, sliding, full),
-                                *context.views)
-        x, own = Attention(self.spec, name="attention")(x, prompt, own, view, context.index)
-        return FeedForward(self.spec, name="mlp")(x), own
-
-
-class Attention(nn.Module):
-    """Grouped-query attention (arXiv 2305.13245) with rotary positions."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, prompt: Pair | None, own: Pair | None, view: View,
-        index: jax.Array | None,
-    ) -> tuple[jax.Array, Pair]:
-        """See Block."""
-        s = self.spec
-        y = _norm(self, "norm", x)
-        query = _project(self, "query", y, s.heads)
-        key, value = (_project(self, name, y, s.kv_heads) for name in ("key", "value"))
-        if s.qk_norm:
-            query, key = _norm(self, "query_norm", query), _norm(self, "key_norm", key)
-        query, key = (layers.rotate(part, view.rope) for part in (query, key))
-        key, value = key.transpose(0, 1, 3, 4, 2), value.transpose(0, 1, 3, 2, 4)
-        if own is not None:
-            key = jax.lax.dynamic_update_slice_in_dim(own[0], key, index, axis=4)
-            value = jax.lax.dynamic_update_slice_in_dim(own[1], value, index, axis=3)
-        mixed = layers.attend(query, (key, value), view.own, prompt, view.prompt,
-                              scale=(s.query_scalar or s.head_size) ** -0.5,
-                              cap=s.attention_softcap)
-        out = self.param("out", _logical(("heads", "head", "embed"), (0, 1)),
-                         (s.heads, s.head_size, s.d_model), s.param_dtype)
-        result = jnp.einsum("srthe,hed->srtd", mixed, out.astype(x.dtype))
-        if s.post_norms:
-            result = _norm(self, "post_norm", result)
-        return x + result, (key, value)
-
-
-class FeedForward(nn.Module):
-    """A gated linear unit (arXiv 2002.05202)."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [S, R, T, D] -> the same."""
-        s = self.spec
-        shape = (s.d_model, s.ff)
-        y = _norm(self, "norm", x)
-        gate = jnp.einsum("srtd,df->srtf", y, _kernel(self, "gate", shape, "ff"))
-        up = jnp.einsum("srtd,df->srtf", y, _kernel(self, "up", shape, "ff"))
-        down = self.param("down", _logical(("ff", "embed"), (0,)), shape[::-1], s.param_dtype)
-        inner = layers.ACTIVATIONS[s.activation](gate) * up
-        result = jnp.einsum("srtf,fd->srtd", inner, down.astype(x.dtype))
-        if s.post_norms:
-            result = _norm(self, "post_norm", result)
-        return x + result
-
-
-class Decoder(nn.Module):
-    """Embedding, scanned blocks, last norm. Logits are made elsewhere (models/head.py)."""
-
-    spec: ModelSpec
-
-    @nn.compact
-    def __call__(
-        self, tokens: jax.Array, prompt: Pair | None, context: Context
-    ) -> tuple[jax.Array, Pair]:
-        """tokens i32[S, R, T] -> hidden [S, R, T, D] and each layer's keys and values."""
-        s = self.spec
-        table = self.param("embedding", _logical(("vocab", "embed"), (1,)), (s.vocab, s.d_model),
-                           s.param_dtype)
-        block = nn.remat(Block, prevent_cse=False) if s.remat else Block
-        blocks = nn.scan(
-            block, variable_axes={"params": 0}, split_rngs={"params": True},
-            in_axes=(0, nn.broadcast, 0, nn.broadcast), out_axes=0, length=s.layers,
-            metadata_params={nn.PARTITION_NAME: "layers"})
-        kinds = jnp.asarray(s.sliding, jnp.int32) if any(s.sliding) else None
-        x, own = blocks(s, name="blocks")(embed(table, tokens, s), prompt, None, kinds, context)
-        x = _norm(self, "norm", x)
-        if not s.tied:
-            # Declared with the rest so that one init makes every parameter.
-            self.param("head", _logical(("embed", "vocab"), (0,)), (s.d_model, s.vocab),
-                       s.param_dtype)
-        return x, own
-
-
-def _norm(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
-    """An RMSNorm over the last axis of x, which is D or, in heads, E."""
-    s = module.spec
-    axis = "head" if name in ("query_norm", "key_norm") else "embed"
-    start = nn.initializers.zeros if s.unit_offset else nn.initializers.ones
-    scale = module.param(name, nn.with_logical_partitioning(start, (axis,)), x.shape[-1:],
-                         s.param_dtype)
-    return layers.rms_norm(x, scale, eps=s.norm_eps, unit_offset=s.unit_offset)
-
-
-def _project(module: nn.Module, name: str, y: jax.Array, heads: int) -> jax.Array:
-    """y [S, R, T, D] in heads [S, R, T, heads, E]."""
-    s = module.spec
-    shape = (s.d_model, heads, s.head_size)
-    result = jnp.einsum("srtd,dhe->srthe", y, _kernel(module, name, shape, "heads"))
-    if s.qkv_bias:
-        start = nn.with_logical_partitioning(nn.initializers.zeros, ("heads", "head"))
-        result += module.param(f"{name}_bias", start, shape[1:], s.param_dtype).astype(y.dtype)
-    return result
-
-
-def _kernel(module: nn.Module, name: str, shape: tuple[int, ...], axis: str) -> jax.Array:
-    names = ("embed", axis) + ("head",) * (len(shape) - 2)
-    kernel = module.param(name, _logical(names, (0,)), shape, module.spec.param_dtype)
-    return kernel.astype(module.spec.compute_dtype)
-
-
-def _logical(names: tuple[str, ...], fan_in: tuple[int, ...]) -> Any:
-    """A normal initialiser with variance 1 / fan_in, and logical axis names."""
-    outputs = tuple(i for i in range(len(names)) if i not in fan_in)
-    init = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=fan_in,
-                                            out_axis=outputs)
-    return nn.with_logical_partitioning(init, names)
-
-
-def embed(table: jax.Array, tokens: jax.Array, spec: ModelSpec) -> jax.Array:
-    """Rows of the table [V, D] for tokens i32[...], in the compute dtype."""
-    rows = table[tokens].astype(spec.compute_dtype)
-    # The factor is rounded to the compute dtype, as in the models it is taken from.
-    return rows * jnp.asarray(spec.d_model ** 0.5, rows.dtype) if spec.scale_embedding else rows
 
 
 def init(spec: ModelSpec, key: jax.Array) -> types.Tree:
@@ -197,31 +30,30 @@ def logical_axes(spec: ModelSpec) -> types.Tree:
 
 def _boxed(spec: ModelSpec, key: jax.Array) -> types.Tree:
     tokens = jnp.zeros((1, 1, 1), jnp.int32)
-    context = _context(spec, tokens, jnp.zeros((1, 1), jnp.int32))
-    return Decoder(spec).init(key, tokens, None, context)["params"]
+    places = attention.Places(tokens)
+    context = _context(spec, attention.Seen(places, places))
+    return decoder.Decoder(spec).init(key, tokens, None, context)["params"]
 
 
 def _context(
-    spec: ModelSpec, positions: jax.Array, back: jax.Array,
-    prompt: types.PromptCache | None = None, index: jax.Array | None = None,
-) -> Context:
-    """What layers see: tokens stand at positions i32[S, R, T], alike in all rows of a slot;
-    `back` i32[T, U] says how far each of the row's own keys lies behind each token."""
-    seen = None if prompt is None else prompt_mask(prompt)[:, None]
-    views = (View(layers.rope_tables(positions, spec), back >= 0, seen),)
-    if any(spec.sliding):
-        near = seen
-        if prompt is not None:
-            behind = positions[:, 0, :, None] - jnp.arange(prompt.keys.shape[-1])
-            near = seen & (behind < spec.sliding_window)
-        views += (View(layers.rope_tables(positions, spec, sliding=True),
-                       (back >= 0) & (back < spec.sliding_window), near),)
-    return Context(views, index)
+    spec: ModelSpec, seen: attention.Seen, index: jax.Array | None = None
+) -> decoder.Context:
+    kinds = (False, True) if any(spec.sliding) else (False,)
+    position = seen.query.position
+    ropes = tuple(layers.rope_tables(position, spec, sliding=kind) for kind in kinds)
+    return decoder.Context(ropes, seen, index)
 
 
-def _triangle(width: int) -> jax.Array:
-    steps = jnp.arange(width)
-    return steps[:, None] - steps
+def run(
+    spec: ModelSpec, params: types.Tree, tokens: jax.Array, prompt: attention.Pair | None,
+    seen: attention.Seen,
+) -> tuple[jax.Array, attention.Pair]:
+    """Hidden states [S, R, T, D] of tokens i32[S, R, T] and each layer's keys [N, S, R, K, E, T]
+    and values [N, S, R, K, T, E]; `prompt` holds those of each slot's prompt."""
+    variables = {"params": {k: v for k, v in params.items() if k != "lora"}}
+    if "lora" in params:
+        variables["lora"] = params["lora"]
+    return decoder.Decoder(spec).apply(variables, tokens, prompt, _context(spec, seen))
 
 
 def prefill(
@@ -232,10 +64,9 @@ def prefill(
     Returns the hidden state [S, D] of each prompt's last token and the cache that its rows share.
     Padding comes after the prompt, so causality alone keeps it out.
     """
-    slots, width = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(width), (slots, 1, width))
-    hidden, (keys, values) = Decoder(spec).apply(
-        {"params": params}, tokens[:, None], None, _context(spec, positions, _triangle(width)))
+    places = attention.Places(jnp.arange(tokens.shape[1])[None, None])
+    hidden, (keys, values) = run(spec, params, tokens[:, None], None,
+                                 attention.Seen(places, places))
     last = jnp.maximum(length - 1, 0)[:, None, None]
     hidden = jnp.take_along_axis(hidden[:, 0], last, axis=1)[:, 0]
     return hidden, types.PromptCache(keys[:, :, 0], values[:, :, 0], length)
@@ -245,16 +76,13 @@ def extend(
     spec: ModelSpec, params: types.Tree, tokens: jax.Array, prompt: types.PromptCache
 ) -> jax.Array:
     """Hidden states [S, R, T, D] of rows i32[S, R, T] that continue their slot's prompt."""
-    width = tokens.shape[2]
-    positions = prompt.length[:, None, None] + jnp.arange(width)
-    positions = jnp.broadcast_to(positions, tokens.shape)
-    context = _context(spec, positions, _triangle(width), prompt)
-    return Decoder(spec).apply({"params": params}, tokens, (prompt.keys, prompt.values), context)[0]
+    places = attention.Places(prompt.length[:, None, None] + jnp.arange(tokens.shape[2]))
+    seen = attention.Seen(places, places, _prompt_places(prompt))
+    return run(spec, params, tokens, (prompt.keys, prompt.values), seen)[0]
 
 
-def prompt_mask(prompt: types.PromptCache) -> jax.Array:
-    """bool[S, P], true on each prompt's own tokens."""
-    return jnp.arange(prompt.keys.shape[-1]) < prompt.length[:, None]
+def _prompt_places(prompt: types.PromptCache) -> attention.Places:
+    return attention.prompt_places(prompt.length, prompt.keys.shape[-1])
 
 
 def decode(
@@ -265,16 +93,18 @@ def decode(
 
     `blocks` are the parameters of each layer (`unstack`), cut out once before the loop.
     """
-    positions = (prompt.length + index)[:, None, None]
-    back = (index - jnp.arange(own.keys[0].shape[-1]))[None]
-    context = _context(spec, jnp.broadcast_to(positions, (*tokens.shape, 1)), back, prompt, index)
-    x = embed(params["embedding"], tokens[..., None], spec)
+    start = prompt.length[:, None, None]
+    written = start + jnp.arange(own.keys[0].shape[-1])
+    seen = attention.Seen(attention.Places(start + index), attention.Places(written),
+                          _prompt_places(prompt))
+    context = _context(spec, seen, index)
+    x = decoder.embed(params["embedding"], tokens[..., None], spec)
     keys, values = [], []
     for layer, block in enumerate(blocks):
-        view = context.views[int(spec.sliding[layer]) if spec.sliding else FULL]
-        x, (key, value) = Block(spec).apply(
+        kind = int(spec.sliding[layer]) if any(spec.sliding) else None
+        x, (key, value) = decoder.Block(spec).apply(
             {"params": block}, x, (prompt.keys[layer], prompt.values[layer]),
-            (own.keys[layer], own.values[layer]), None, context._replace(views=(view,)))
+            (own.keys[layer], own.values[layer]), kind, context)
         keys.append(key)
         values.append(value)
     x = layers.rms_norm(x, params["norm"], eps=spec.norm_eps, unit_offset=spec.unit_offset)
@@ -282,7 +112,10 @@ def decode(
 
 
 def unstack(spec: ModelSpec, params: types.Tree) -> list[types.Tree]:
-    """Each block's parameters, kernels in the compute dtype."""
+    """Each block's parameters, kernels in the compute dtype; adapters have to be merged before."""
+    if "lora" in params:
+        raise ValueError("the sampler runs merged parameters: lora.merge them first")
+
     def cut(layer: int) -> types.Tree:
         return jax.tree.map(lambda leaf: _cast(leaf[layer], spec), params["blocks"])
     return [cut(layer) for layer in range(spec.layers)]

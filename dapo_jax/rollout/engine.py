@@ -41,7 +41,8 @@ def compile_engine(
     run = jax.jit(functools.partial(decode.generate, spec, sampling, rows),
                   out_shardings=sharding)
     programs = {
-        (count, width): run.lower(params, prompt_structs(mesh, count, width), root).compile()
+        (count, width): mesh_lib.compiled(
+            run, mesh, params, prompt_structs(mesh, count, width), root)
         for count in slots for width in buckets}
     return Engine(sampling, rows, tuple(slots), tuple(buckets), max_context, programs, sharding)
 

@@ -59,7 +59,8 @@ def _param_sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str, ...]) -
 
 def like_params(mesh: Mesh, params_shardings: types.Tree, tree: types.Tree) -> types.Tree:
     """Shardings for a tree of shapes that holds copies of the parameters, such as an optimizer's
-    state: a leaf whose path ends in a parameter's path is split as that parameter is."""
+    state: a leaf whose path ends in a parameter's path, and whose shape such a split fits, is split
+    as that parameter is; others, such as sums over its rows, are whole on every device."""
     flat = {_path(path): sharding
             for path, sharding in jax.tree_util.tree_leaves_with_path(params_shardings)}
     depth = max(len(path) for path in flat)
@@ -67,11 +68,17 @@ def like_params(mesh: Mesh, params_shardings: types.Tree, tree: types.Tree) -> t
     def choose(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         names = _path(path)
         for start in range(max(0, len(names) - depth), len(names)):
-            if names[start:] in flat:
+            if names[start:] in flat and _fits(leaf.shape, flat[names[start:]]):
                 return flat[names[start:]]
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(choose, tree)
+
+
+def _fits(shape: tuple[int, ...], sharding: NamedSharding) -> bool:
+    return len(shape) == len(sharding.spec) and all(
+        part is None or size % sharding.mesh.shape[part] == 0
+        for size, part in zip(shape, sharding.spec))
 
 
 def _path(path: tuple) -> tuple[str, ...]:
@@ -96,6 +103,14 @@ def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         tree, shardings)
+
+
+def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: types.Tree
+             ) -> jax.stages.Compiled:
+    """A jitted function compiled for arguments of these shapes and shardings; the mesh is known
+    inside, to parts that the compiler does not split by itself."""
+    with jax.set_mesh(mesh):
+        return function.lower(*arguments).compile()
 
 
 def check_divides(mesh: Mesh, numbers: tuple[int, ...], name: str) -> None:

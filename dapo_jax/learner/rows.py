@@ -1,0 +1,76 @@
+"""Packing of uneven samples: slots of several prompts, rows of several samples (types.Packed).
+
+A row holds at most one sample of each of its slot's prompts, so that one number, the prompt's in
+its slot, says which tokens see each other. Where a row is to hold another sample of a prompt, the
+prompt stands in the slot once more.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where samples stand. Arrays are alike in length: an entry a placed sample."""
+
+    sample: np.ndarray  # index into the samples
+    slot: np.ndarray
+    row: np.ndarray
+    start: np.ndarray  # its first token's place in the row
+    copy: np.ndarray  # which of the slot's copies of its prompt it follows
+
+
+@dataclasses.dataclass
+class _Room:
+    """What is left of slots, while they are being filled."""
+
+    rows: np.ndarray  # [slots, R] tokens
+    prompts: np.ndarray  # [slots] tokens
+
+
+def place(
+    group: np.ndarray, content: np.ndarray, prompt_length: np.ndarray, *, rows: int, width: int,
+    prompt_width: int,
+) -> Layout:
+    """A place for each sample that has content: tokens i[n], its prompt's tokens i[n].
+
+    Groups come by their longest sample, their samples by length, each into the first row with room
+    that can share a copy of its prompt or, failing those, whose slot has room for another copy.
+    Every sample must fit an empty slot.
+    """
+    room = _Room(np.zeros((0, rows), np.int64), np.zeros(0, np.int64))
+    placed = []
+    for members in _groups(group, content):
+        in_row = np.zeros(room.rows.shape, np.int64)  # samples of the group
+        copies = np.zeros(len(room.prompts), np.int64)  # of the group's prompt
+        length = prompt_length[members[0]]
+        for sample in members:
+            holds = room.rows >= content[sample]
+            shared = holds & (copies[:, None] > in_row)
+            fits = shared if shared.any() else holds & (room.prompts[:, None] >= length)
+            if not fits.any():
+                room.rows = np.concatenate([room.rows, np.full((1, rows), width)])
+                room.prompts = np.append(room.prompts, prompt_width)
+                in_row = np.concatenate([in_row, np.zeros((1, rows), np.int64)])
+                copies = np.append(copies, 0)
+                slot, row = len(copies) - 1, 0
+            else:
+                slot, row = np.unravel_index(np.argmax(fits), fits.shape)
+            copy = in_row[slot, row]
+            if copies[slot] == copy:
+                copies[slot] += 1
+                room.prompts[slot] -= length
+            placed.append((sample, slot, row, width - room.rows[slot, row], copy))
+            room.rows[slot, row] -= content[sample]
+            in_row[slot, row] += 1
+    return Layout(*np.array(placed, np.int64).reshape(-1, 5).T)
+
+
+def _groups(group: np.ndarray, content: np.ndarray) -> list[np.ndarray]:
+    """Samples with content of each group, longest first, groups by their longest."""
+    order = np.lexsort((np.arange(len(group)), -content))
+    members: dict[int, list[int]] = {}
+    for sample in order[content[order] > 0]:
+        members.setdefault(int(group[sample]), []).append(sample)
+    return [np.array(of_group) for of_group in members.values()]

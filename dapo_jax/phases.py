@@ -1,0 +1,84 @@
+"""A phase ready to run: its programs compiled, its reference model at hand."""
+
+import dataclasses
+import pathlib
+
+import jax
+
+from dapo_jax import setup, setup_phases, types
+from dapo_jax.dynamic_sampling import controller
+from dapo_jax.envs import pool as pools
+from dapo_jax.learner import update
+from dapo_jax.models import hf
+from dapo_jax.rollout import collect, engine
+from dapo_jax.runtime import loading, tree_store
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseRun:
+    """A phase with its programs compiled; `source` only where it samples, `reference` only where
+    its loss compares with one."""
+
+    phase: setup_phases.Phase
+    programs: update.Programs
+    source: collect.Source | None
+    reference: types.Tree | None
+
+
+def ready(
+    parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool, state: types.RunState, *,
+    workdir: str,
+) -> PhaseRun:
+    """Compile all that the phase's steps call, and make or restore its reference model.
+
+    `state` is that before the next step, which may be the phase's first or a later one.
+    """
+    programs = update.compile_programs(
+        parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
+        pack=phase.pack)
+    source = _source(parts, phase, pool) if phase.algorithm.samples == "rollout" else None
+    return PhaseRun(phase, programs, source, _reference(parts, phase, state, workdir=workdir))
+
+
+def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> collect.Source:
+    cfg = parts.cfg
+    sampler = engine.compile_engine(
+        parts.spec, setup.sampling(parts), parts.mesh, rows=phase.cfg.samples_per_prompt,
+        slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
+    size = controller.CollectSettings(
+        groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
+        filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
+        ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
+    return collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
+                          parts.tokenizer, pool, cfg.overlong, size, parts.stop_texts)
+
+
+def _reference(
+    parts: setup.Parts, phase: setup_phases.Phase, state: types.RunState, *, workdir: str
+) -> types.Tree | None:
+    """The model that the KL term compares with, None if there is no such term.
+
+    It is made at the phase's start and kept in DIR/reference, before there is a checkpoint of the
+    phase: a run that goes on has the same one, whatever became of what it was made from.
+    """
+    if not phase.algorithm.kl_coef:
+        return None
+    kept = pathlib.Path(workdir) / "reference" / phase.name
+    structs = update.reference_structs(parts.spec, parts.mesh)
+    if int(state.step) >= phase.first_step:
+        return tree_store.restore(kept, structs)
+    path = phase.cfg.reference
+    if not path:
+        reference = _copy(parts, state.train.params, structs)
+    elif (pathlib.Path(path) / "checkpoints").is_dir():
+        reference = tree_store.params_of_run(path, structs)
+    else:
+        reference = loading.fill(structs, hf.pieces(hf.open(pathlib.Path(path)), parts.spec))
+    tree_store.save(kept, reference)
+    return reference
+
+
+def _copy(parts: setup.Parts, params: types.Tree, structs: types.Tree) -> types.Tree:
+    copy = jax.jit(lambda tree: update.reference_params(parts.spec, tree),
+                   out_shardings=jax.tree.map(lambda leaf: leaf.sharding, structs))
+    return copy(params)

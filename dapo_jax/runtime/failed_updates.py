@@ -1,0 +1,26 @@
+"""What an update that was not finite was made of, kept for whoever looks for the cause."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dapo_jax import types
+from dapo_jax.runtime import mesh as mesh_lib
+
+
+def write(
+    workdir: str | os.PathLike, batches: Sequence[types.TrainBatch], *, step: int, number: int
+) -> pathlib.Path:
+    """Write DIR/failed_updates/step_N_update_U.npz: an array "microbatch.field" for each field of
+    each microbatch (types.TrainBatch)."""
+    path = pathlib.Path(workdir) / "failed_updates" / f"step_{step:06d}_update_{number + 1}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for index, batch in enumerate(batches):
+        named, _ = jax.tree_util.tree_flatten_with_path(mesh_lib.fetch(batch))
+        arrays |= {f"{index}{jax.tree_util.keystr(keys)}": leaf for keys, leaf in named}
+    np.savez(path, **arrays)
+    return path

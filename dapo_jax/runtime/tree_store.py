@@ -1,0 +1,71 @@
+"""Trees of device arrays on disk: a phase's reference model, and the parameters of another run."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import orbax.checkpoint as ocp
+
+from dapo_jax import config, types
+from dapo_jax.runtime import checkpoint
+
+
+def save(path: str | os.PathLike, tree: types.Tree) -> None:
+    """Write `tree` as the folder `path`, whole or not at all; one that is there is replaced."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(pathlib.Path(path).absolute(), tree, force=True)
+
+
+def restore(path: str | os.PathLike, like: types.Tree) -> types.Tree:
+    """The tree that `save` wrote, onto the shardings of `like`; ConfigError if it is not there."""
+    path = pathlib.Path(path).absolute()
+    if not path.is_dir():
+        raise config.ConfigError(f"{path} is missing, without which the run cannot go on; put it "
+                                 "back, or choose another work directory")
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path, like)
+
+
+def check_run(workdir: str | os.PathLike, like: types.Tree) -> None:
+    """Refuse a run without a checkpoint, or whose parameters are not of the shapes of `like`."""
+    with _opened(workdir) as (manager, step):
+        stored = manager.restore(
+            step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
+    for name, leaf in _named(like).items():
+        shape = tuple(stored[name][1]) if name in stored else None
+        if shape != leaf.shape:
+            raise config.ConfigError(
+                f"{workdir}: {name} is {shape or 'missing'} in the checkpoint of step {step}, but "
+                f"this model needs {leaf.shape}: it is of another model")
+
+
+def params_of_run(workdir: str | os.PathLike, like: types.Tree) -> types.Tree:
+    """The parameters in the newest checkpoint of another run, in the types and onto the shardings
+    of `like`; see `check_run`."""
+    item = _named(like)
+    how = {name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype)
+           for name, leaf in item.items()}
+    with _opened(workdir) as (manager, step):
+        found = manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(
+            item, restore_args=how, partial_restore=True))).arrays
+    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in item])
+
+
+@contextlib.contextmanager
+def _opened(workdir: str | os.PathLike) -> Iterator[tuple[ocp.CheckpointManager, int]]:
+    manager = checkpoint.open_manager(workdir, keep=1)
+    try:
+        step = checkpoint.latest(manager)
+        if step is None:
+            raise config.ConfigError(f"{workdir} holds no complete checkpoint")
+        yield manager, step
+    finally:
+        checkpoint.close(manager)
+
+
+def _named(like: types.Tree) -> dict[str, jax.ShapeDtypeStruct]:
+    """Leaves by the names that checkpoints give them, in the order of the tree."""
+    return {"train.params." + jax.tree_util.keystr(path, simple=True, separator="."): leaf
+            for path, leaf in jax.tree.leaves_with_path(like)}

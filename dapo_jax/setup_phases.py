@@ -1,0 +1,171 @@
+"""The phases of a run: their algorithms resolved, and what in them contradicts data or devices."""
+
+import dataclasses
+import math
+import pathlib
+
+import jax
+from jax.sharding import Mesh
+
+from dapo_jax import config, types
+from dapo_jax.learner import algorithms, optim, packing, update
+from dapo_jax.models import hf, transformer
+from dapo_jax.models import spec as specs
+from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.runtime import tree_store
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One phase of the run, its algorithm resolved."""
+
+    name: str  # "sft" or "rl"
+    cfg: config.Phase
+    algorithm: algorithms.Algorithm
+    first_step: int
+    steps: int
+    optimizer: update.Optimizer
+    pack: packing.PackShape
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the phase is over; steps count from 1."""
+        return self.first_step + self.steps - 1
+
+
+def phases(
+    cfg: config.Config, table: types.PromptTable, mesh: Mesh, spec: specs.ModelSpec
+) -> tuple[Phase, ...]:
+    """The phases that have steps; ConfigError for what cannot be trained."""
+    result, first = [], 1
+    for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
+        steps = _steps(phase, len(table))
+        if not steps:
+            continue
+        algorithm = _with_choices(algorithms.resolve(phase.algorithm, where=f"{name}.algorithm"),
+                                  cfg)
+        _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
+        _check_learning(name, phase, algorithm, spec)
+        result.append(Phase(
+            name, phase, algorithm, first, steps, optimizer(phase, steps),
+            _pack_shape(name, phase, cfg, mesh)))
+        first += steps
+    return tuple(result)
+
+
+def _pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
+                ) -> packing.PackShape:
+    """The shapes of the phase's microbatches; ConfigError where they hold too little."""
+    prompts, completions = cfg.prompts.buckets, config.completion_buckets(phase, cfg.rollout)
+    rows = phase.samples_per_prompt
+    if phase.packed_prompts:
+        if phase.packed_prompts < prompts[-1]:
+            raise config.ConfigError(
+                f"config.{name}.packed_prompts = {phase.packed_prompts} holds no prompt of "
+                f"{prompts[-1]} tokens, the limit of config.prompts.buckets; raise it")
+        prompts, completions, rows = (phase.packed_prompts,), completions[-1:], phase.packed_rows
+    shape = packing.PackShape(
+        phase.microbatch_slots, rows, prompts, completions, tokens=phase.microbatch_tokens,
+        parts=mesh_lib.batch_parts(mesh), packed=bool(phase.packed_prompts))
+    try:
+        packing.slots_of(shape, prompts[-1], completions[-1])
+    except config.ConfigError as error:
+        raise config.ConfigError(f"config.{name}.{error}") from error
+    return shape
+
+
+def _with_choices(algorithm: algorithms.Algorithm, cfg: config.Config) -> algorithms.Algorithm:
+    """What the configuration says outside the preset, where it says anything."""
+    if algorithm.samples != "rollout":
+        return algorithm
+    if cfg.filter.enable is not None:
+        algorithm = dataclasses.replace(algorithm, filter=cfg.filter.enable)
+    if cfg.overlong.mask is not None:
+        algorithm = dataclasses.replace(algorithm, mask_overlong=cfg.overlong.mask)
+    return algorithm
+
+
+def _steps(phase: config.Phase, prompts_in_table: int) -> int:
+    """The phase's steps; epochs give the most they can fill, which is with no group filtered."""
+    if not phase.epochs:
+        return phase.steps
+    most = math.ceil(prompts_in_table * phase.epochs / phase.prompts_per_step)
+    return min(phase.steps or most, most)
+
+
+def optimizer(phase: config.Phase, steps: int) -> update.Optimizer:
+    """The phase's optimizer; its schedule reckons with the updates of `steps` steps."""
+    horizon = steps * phase.updates_per_step * phase.epochs_per_batch
+    return update.Optimizer(optim.transform(phase.optimizer, horizon),
+                            optim.schedule(phase.optimizer, horizon))
+
+
+def _check_phase(
+    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, *, table: types.PromptTable,
+    rollout: config.Rollout, mesh: Mesh,
+) -> None:
+    algorithms.check(algorithm, samples_per_prompt=phase.samples_per_prompt,
+                     where=f"{name}.algorithm")
+    if algorithm.filter and phase.samples_per_prompt < 2:
+        raise config.ConfigError(
+            f"config.{name}.samples_per_prompt = {phase.samples_per_prompt}: a filter of equal "
+            "rewards drops every group of one; set config.filter.enable to False")
+    source = {"sft": "demonstrations", "rl": "rollout"}[name]
+    if algorithm.samples != source:
+        raise config.ConfigError(
+            f"config.{name}.algorithm.preset = {algorithm.name!r} learns from {algorithm.samples}; "
+            f"config.{name} needs one that learns from {'a ' * (name == 'rl')}{source}")
+    if phase.prompts_per_step > len(table):
+        raise config.ConfigError(
+            f"config.{name}.prompts_per_step = {phase.prompts_per_step}, but the training set has "
+            f"only {len(table)} prompts and none is sampled twice in a step")
+    if name == "sft":
+        _check_demonstrations(table, config.completion_buckets(phase, rollout)[-1])
+    if not phase.microbatch_tokens:
+        mesh_lib.check_divides(mesh, (phase.microbatch_slots,), f"{name}.microbatch_slots")
+
+
+def _check_learning(
+    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, spec: specs.ModelSpec
+) -> None:
+    """Refuse patterns of no parameter, and a reference that is not needed or not there."""
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    for field in ("no_decay", "freeze"):
+        optim.check_patterns(shapes, getattr(phase.optimizer, field),
+                             where=f"{name}.optimizer.{field}")
+    if all(jax.tree.leaves(optim.matches(shapes, phase.optimizer.freeze))):
+        raise config.ConfigError(f"config.{name}.optimizer.freeze leaves no parameter to train")
+    if phase.reference and not algorithm.kl_coef:
+        raise config.ConfigError(
+            f"config.{name}.reference has no effect with kl_coef 0; leave it out, or set "
+            f"config.{name}.algorithm.kl_coef")
+    if phase.reference:
+        _check_reference(name, pathlib.Path(phase.reference), spec, shapes)
+
+
+def _check_reference(
+    name: str, path: pathlib.Path, spec: specs.ModelSpec, shapes: types.Tree
+) -> None:
+    """Refuse a reference that is not there, or of another shape than the model."""
+    if (path / "checkpoints").is_dir():
+        tree_store.check_run(path, shapes)
+        return
+    same = ("param_dtype", "compute_dtype", "remat", "attention")
+    found = hf.spec(hf.open(path), **{field: getattr(spec, field) for field in same})
+    differ = [field.name for field in dataclasses.fields(spec)
+              if getattr(found, field.name) != getattr(spec, field.name)]
+    if differ:
+        raise config.ConfigError(f"config.{name}.reference = {str(path)!r} is of another shape "
+                                 f"than the model: they differ in {', '.join(differ)}")
+
+
+def _check_demonstrations(table: types.PromptTable, limit: int) -> None:
+    if not table.demonstrations:
+        raise config.ConfigError("config.sft has steps, but the task's records hold no "
+                                 "'demonstration' to learn from; set config.sft.steps to 0")
+    longest = max(len(tokens) for tokens in table.demonstrations)
+    if longest > limit:
+        raise config.ConfigError(
+            f"the longest demonstration has {longest} tokens with its stop token, more than the "
+            f"{limit} of config.rollout.max_new_tokens; raise that or set "
+            "config.sft.completion_buckets")
