@@ -1,8 +1,8 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below are the only definition of every field, default and help text. A configuration
-file returns `default()` with changes; `--config.a.b=v` changes one more. Unit of every count is
-in its help text. None means: what the algorithm's preset says.
+The records below and in config_dynamic.py are the only definition of every field, default and
+help text. A configuration file returns `default()` with changes; `--config.a.b=v` changes one
+more. Unit of every count is in its help text. None means: what the algorithm's preset says.
 """
 
 import dataclasses
@@ -14,19 +14,11 @@ from typing import Any, get_args, get_type_hints
 import ml_collections
 from ml_collections import config_dict
 
+from dapo_jax.config_dynamic import Budget, Choice, DynamicSampling, History, Predictor
+from dapo_jax.config_fields import ConfigError, option, section
 
-class ConfigError(ValueError):
-    """Bad configuration or data: the message says which field and what to do; exit status 2."""
-
-
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A configuration field with its help text and, for words, the allowed ones."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
-
-
-def section(record: type, **changes: Any) -> Any:
-    """A nested record."""
-    return dataclasses.field(default_factory=lambda: record(**changes))
+__all__ = ["Budget", "Choice", "ConfigError", "DynamicSampling", "History", "Predictor", "option",
+           "section"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,32 +119,6 @@ class Filter:
     metric: str = option("task", "what must differ: the raw task reward, or the shaped one",
                          ("task", "shaped"))
     tolerance: float = option(1e-6, "rewards that differ by no more count as equal")
-
-
-@dataclasses.dataclass(frozen=True)
-class Predictor:
-    kind: str = option("window", "how the first request of a step is sized", ("fixed", "window"))
-    multiplier: float = option(3.0, "fixed: requested / needed; window: until the window is full")
-    window: int = option(8, "steps looked at")
-    eager: bool = option(False, "predict from the entries there are, before the window is full")
-    alpha: float = option(1.0, "weight of the standard deviation")
-    gamma: float = option(0.8, "decay of the weighted mean, per step")
-    ratio1: float = option(1.0, "factor of mean + alpha * std")
-    ratio2: float = option(1.0, "factor of the decayed mean")
-    q: float = option(1.05, "factor of the larger of the two")
-    max_multiplier: float = option(10.0, "bound of requested / needed")
-
-
-@dataclasses.dataclass(frozen=True)
-class DynamicSampling:
-    predictor: Predictor = section(Predictor)
-    refill_factor: float = option(1.25, "a refill asks for this times the expected need")
-    carry_steps: int = option(1, "steps a surplus group may wait; 0: dropped and counted")
-    max_rounds: int = option(10, "generate rounds per step")
-    max_prompts: int = option(0, "prompts per step; 0: twenty times prompts_per_step")
-    at_limit: str = option("error", "too few groups at a limit: stop, train on fewer, or train on "
-                           "none", ("error", "partial", "skip"))
-    max_empty_steps: int = option(3, "steps in a row without an update before the run stops")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ PACKAGE = "dapo_jax"
 
 # From the ground up. A file stands on the highest floor that names it.
 FLOORS = (
-    ("config", "config_checks", "types", "command_line"),
+    ("config", "config_*", "types", "command_line"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
      "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),

@@ -125,7 +125,7 @@ def collect(
     pool, expired = buffer.evict(carried, step=step, carry_steps=cfg.carry_steps)
     need = max(0, size.groups - buffer.groups(pool))
     first = predictor.predict(state.predictor, need, cfg.predictor) if size.filter_enabled else need
-    progress, stop = _gather(_start(state, pool), need, first, sample, size)
+    progress, stop = _gather(_start(state, pool), need, first, step, sample, size)
     exhausted, limit = stop == EPOCHS_USED, "" if stop == EPOCHS_USED else stop
     if limit and cfg.at_limit == "error":
         raise LimitReached(_explain(progress, need, limit))
@@ -144,7 +144,7 @@ def _start(state: types.ControllerState, pool: types.Samples) -> Progress:
                     rewards=none.astype(np.float32), samples=0, rounds=0)
 
 
-def _gather(progress: Progress, need: int, first: int, sample: Sampler,
+def _gather(progress: Progress, need: int, first: int, step: int, sample: Sampler,
             size: CollectSettings) -> tuple[Progress, str]:
     """Rounds until `need` groups are accepted; or what stopped it."""
     while (deficit := need - int(np.sum(progress.accepted))) > 0:
@@ -155,7 +155,7 @@ def _gather(progress: Progress, need: int, first: int, sample: Sampler,
         if size.filter_enabled:
             wanted = predictor.round_up(wanted, size.ladder)
         progress = _round(progress, min(wanted, _max_prompts(size) - len(progress.prompt)),
-                          sample, size)
+                          step, sample, size)
     return progress, ""
 
 
@@ -185,8 +185,9 @@ def _stop(progress: Progress, size: CollectSettings) -> str:
     return ""
 
 
-def _round(progress: Progress, count: int, sample: Sampler, size: CollectSettings) -> Progress:
-    state, plan = _plan(progress, count, size)
+def _round(progress: Progress, count: int, step: int, sample: Sampler,
+           size: CollectSettings) -> Progress:
+    state, plan = _plan(progress, count, step, size)
     samples, row_slot = _in_plan_order(sample(plan), plan)
     alone = not size.filter_enabled and size.samples_per_prompt == 1
     classes = filters.informative(samples, size.filter, least=1 if alone else 2)
@@ -206,7 +207,7 @@ def _round(progress: Progress, count: int, sample: Sampler, size: CollectSetting
         samples=progress.samples + len(samples), rounds=progress.rounds + 1)
 
 
-def _plan(progress: Progress, count: int,
+def _plan(progress: Progress, count: int, step: int,
           size: CollectSettings) -> tuple[types.ControllerState, types.Plan]:
     state = progress.state
     passes, prompt = order.take(state.order, count, seed=size.seed, avoid=progress.prompt,
@@ -216,7 +217,7 @@ def _plan(progress: Progress, count: int,
         group=state.next_group + np.arange(len(prompt), dtype=np.int32),
         size=np.full(len(prompt), size.samples_per_prompt, np.int32))
     return dataclasses.replace(
-        state, order=passes, history=history.observe(state.history, prompt),
+        state, order=passes, history=history.visit(state.history, prompt, step=step),
         next_group=np.asarray(state.next_group + len(prompt), np.int32)), plan
 
 
