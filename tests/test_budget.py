@@ -74,6 +74,7 @@ def test_taking_the_largest_gain_next_is_as_good_as_any_split(p, least, spread, 
 def test_two_pairs_are_worth_more_than_one_group_of_four():
     assert budget.allocate(np.array([0.5, 0.48]), total=4, least=0, most=8).tolist() == [2, 2]
     assert budget.allocate(np.array([0.5, 0.01]), total=4, least=0, most=8).tolist() == [4, 0]
+    assert budget.allocate(np.array([0.1, 0.9, 0.1, 0.1]), total=3, least=0, most=7).max() == 3
     assert budget.allocate(np.zeros(0), total=0, least=2, most=8).tolist() == []
 
 

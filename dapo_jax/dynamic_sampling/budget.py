@@ -57,7 +57,8 @@ def _gains(p: np.ndarray, most: int) -> np.ndarray:
     k = np.arange(most)
     q = 1 - p
     later = p[:, None] ** k * q[:, None] + q[:, None] ** k * p[:, None]
-    return np.where(k < 2, (p * q)[:, None], later)
+    gains = np.where(k < 2, (p * q)[:, None], later)
+    return np.minimum.accumulate(gains, axis=1)  # rounding must not put a third before its pair
 
 
 def _mend(result: np.ndarray, gains: np.ndarray, most: int) -> np.ndarray:
