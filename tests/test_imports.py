@@ -18,7 +18,7 @@ FLOORS = (
     ("learner.update", "learner.step", "rollout.engine", "rollout.collect"),
     ("setup",),
     ("evaluate",),
-    ("train", "report", "export"),
+    ("train", "report", "export", "simulate"),
 )
 
 
