@@ -55,6 +55,7 @@ class Plan:
     group: np.ndarray  # i32[n] unique in the run
     size: np.ndarray  # i32[n] samples to draw
     budget: np.ndarray | None = None  # i32[n] new tokens allowed to each sample; None: as many as T
+    first: np.ndarray | None = None  # i32[n] number of the first sample in its visit; None: 0
 
 
 @_pytree
