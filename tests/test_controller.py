@@ -51,7 +51,7 @@ class Engine:
     def group(self, plan, i):
         number = int(plan.group[i])
         outcome = self.outcomes(number) if callable(self.outcomes) else self.outcomes[number]
-        for j in range(int(plan.size[i])):
+        for j in range(int(plan.first[i]), int(plan.first[i] + plan.size[i])):
             right = outcome == RIGHT or (outcome == MIXED and j % 2 == 0)
             yield {"group": number, "prompt": int(plan.prompt[i]), "visit": int(plan.visit[i]),
                    "sample": j, "reward": float(right), "valid": outcome != BROKEN,
@@ -431,7 +431,8 @@ def test_metrics_have_their_public_names_and_finite_numbers_where_there_are_any(
     named = controller.metrics(report)
     assert set(named) == {
         "groups/all_zero", "groups/all_one", "groups/informative", "groups/invalid", "groups/kept",
-        "groups/carried", "groups/expired", "sampling/asked", "sampling/needed",
+        "groups/carried", "groups/expired", "groups/in_flight", "sampling/asked",
+        "sampling/skipped", "sampling/needed",
         "sampling/predicted", "sampling/rounds", "sampling/prompts", "sampling/samples",
         "sampling/tokens", "sampling/waste", "sampling/oracle_ratio", "reward/mean", "reward/std",
         "reward/kept_mean", "reward/shaped_mean"}
