@@ -68,13 +68,19 @@ def begin(state: types.ControllerState, carried: types.Samples, *, step: int,
     first = need
     if size.filter_enabled:
         first = predictor.predict(state.predictor, need, size.dynamic.predictor,
-                                  absorbed=absorbed(size))
+                                  absorbed=absorbed(size.groups, size.dynamic))
     return gather.start(state, pool, step=step), Opening(need, first, expired)
 
 
-def absorbed(size: CollectSettings) -> int:
-    """Surplus groups that the following steps train on before they expire."""
-    return min(size.dynamic.carry_steps * size.groups, _carry_limit(size))
+def absorbed(groups: int, cfg: config.DynamicSampling) -> int:
+    """Surplus groups of a step that the following ones, of `groups` each, will train on."""
+    return min(cfg.carry_steps * groups, carry_limit(groups, cfg))
+
+
+def carry_limit(groups: int, cfg: config.DynamicSampling) -> int:
+    """Most groups that may wait for the next step of `groups`."""
+    any_number = np.iinfo(np.int32).max
+    return math.floor(cfg.carry_share * groups + 1e-9) if cfg.carry_share else any_number
 
 
 def further(progress: Progress, opening: Opening, size: CollectSettings) -> int:
@@ -105,7 +111,8 @@ def finish(
     skipped = bool(limit) and cfg.at_limit == "skip"
     batch, rest = buffer.draw(gather.in_order(progress.pool), 0 if skipped else size.groups)
     rest, late = buffer.evict(rest, step=progress.step + 1, carry_steps=cfg.carry_steps)
-    rest, beyond = (rest, 0) if skipped else buffer.limit(rest, _carry_limit(size))
+    rest, beyond = (rest, 0) if skipped else buffer.limit(
+        rest, carry_limit(size.groups, cfg))
     report = Report(
         needed=opening.need, predicted=opening.first, expired=opening.expired + late + beyond,
         exhausted=exhausted, limit=limit,
@@ -133,11 +140,6 @@ def _gather(progress: Progress, opening: Opening, sample: Sampler,
 
 def _max_prompts(size: CollectSettings) -> int:
     return size.dynamic.max_prompts or 20 * size.groups
-
-
-def _carry_limit(size: CollectSettings) -> int:
-    share = size.dynamic.carry_share
-    return math.floor(share * size.groups + 1e-9) if share else np.iinfo(np.int32).max
 
 
 def _stop(progress: Progress, size: CollectSettings) -> str:

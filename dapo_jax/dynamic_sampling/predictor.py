@@ -18,7 +18,7 @@ from scipy import special as host_special
 from dapo_jax import config, types
 
 Number = Any  # a float, or an array of shape [] of either namespace
-HALVINGS = 30  # of the interval in which a margin is looked for
+PASSES, PARTS = 5, 64  # a pass makes the interval that holds a margin PARTS times smaller
 
 
 def init(cfg: config.Predictor) -> types.PredictorState:
@@ -112,7 +112,7 @@ def acceptance(state: types.PredictorState, *, xp: Any = np) -> Number:
 
 
 def margin(spread: Number, cost_ratio: Number, *, room: Number = 0.0, xp: Any = np) -> Number:
-    """z: by how many spreads to ask for more than the need, at the least expected cost.
+    """z, f[]: by how many spreads to ask for more than the need, at the least expected cost.
 
     `spread`: s, the standard deviation, in prompts, of how many prompts the target takes;
     `cost_ratio`: a / c, a further round in prompts; `room`: surplus groups that are absorbed, as a
@@ -124,18 +124,18 @@ def margin(spread: Number, cost_ratio: Number, *, room: Number = 0.0, xp: Any = 
     c it cost. Informative groups beyond the target have mean z and standard deviation 1 in units of
     their own spread s A, A the acceptance, so a group more expires with P(Z > room - z) and
     a phi(z) = c P(Z > room - z) s. The left side falls and the right side rises with z: one root at
-    most, found by halving.
+    most, found by narrowing the interval.
     """
     logarithm = xp.log(cost_ratio / (math.sqrt(2 * math.pi) * spread))
     alone = xp.sqrt(2 * xp.maximum(logarithm, 0.0))
-    low, high = alone, alone + room + 40.0
     erfc = (host_special if xp is np else device_special).erfc
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        expires = 0.5 * erfc((room - middle) / math.sqrt(2))
-        tiny = xp.finfo(expires.dtype).tiny
-        worth = middle ** 2 / 2 <= logarithm - xp.log(xp.maximum(expires, tiny))
-        low, high = xp.where(worth, middle, low), xp.where(worth, high, middle)
+    low, high = alone, alone + room + 40.0
+    for _ in range(PASSES):
+        z = low + (high - low) * np.linspace(0.0, 1.0, PARTS + 1)
+        expires = 0.5 * erfc((room - z) / math.sqrt(2))
+        expires = xp.maximum(expires, xp.finfo(expires.dtype).tiny)
+        worth = z ** 2 / 2 + xp.log(expires) <= logarithm
+        low, high = xp.max(xp.where(worth, z, low)), xp.min(xp.where(worth, high, z))
     return xp.where(room > 0, low, alone)
 
 
