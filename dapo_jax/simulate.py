@@ -18,68 +18,97 @@ exit status: 0 done, 2 bad flags or data
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 
 from dapo_jax import command_line
-from dapo_jax.dynamic_sampling import comparison, policies, simulation
-from dapo_jax.runtime import comparison_page
-
-Progress = Callable[[str], None]
+from dapo_jax.dynamic_sampling import comparison, persistent, policies, simulation, studies
+from dapo_jax.runtime import comparison_page, metrics
 
 
-def reference(given: argparse.Namespace, progress: Progress) -> list[comparison_page.Section]:
-    """The reference simulation: prompts drawn fresh each time."""
-    costs = simulation.Costs(given.round_cost, given.prompt_cost / given.groups)
-    sections = []
-    for samples in given.samples:
-        world = simulation.Reference(groups=given.groups, samples=samples, steps=given.steps,
-                                     pool=20 * given.groups)
-        traces = {policy.name: [] for policy in policies.reference(costs, samples)}
-        for number in range(given.runs):
-            progress(f"G = {samples}: run {number + 1} of {given.runs}")
-            flags = simulation.reference_flags(world, seed=[given.seed, samples, number])
-            for policy in policies.reference(costs, samples):
-                traces[policy.name].append(simulation.run(
-                    policy, simulation.pool_draw(flags, samples), groups=given.groups,
-                    steps=given.steps, costs=costs))
-        first = min(comparison.WARM_UP, given.steps // 4)
-        sections.append(comparison_page.Section(
-            f"G = {samples}", tuple(comparison.rows(traces, base=policies.BASE, first=first))))
-    return sections
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a command found."""
+
+    name: str  # of the files
+    title: str
+    sections: Sequence[comparison.Section]
+    notes: Sequence[str]
 
 
-def _reference_page(given: argparse.Namespace, progress: Progress) -> None:
-    first = min(comparison.WARM_UP, given.steps // 4)
+def _reference(given: argparse.Namespace, progress: studies.Progress) -> Page:
+    first = studies.warm_up(given.steps)
     notes = (f"N = {given.groups}; p ~ Beta(1, 10.2) at the start, logit p rises by 0.81 over 400 "
              "steps, a fresh p for every prompt.",
-             f"A round of n prompts takes {given.round_cost:g} + {given.prompt_cost:g} (n / N) G "
-             f"seconds. Means of steps {first} to {given.steps}, {given.runs} runs; saved: against "
-             f"`{policies.BASE}`, paired.",
-             "Brackets: 95 % intervals, Student's over runs.")
-    _publish(given, "reference", "Dynamic sampling: the reference simulation",
-             reference(given, progress), notes)
+             f"{_cost_note(given)} Means of steps {first} to {given.steps}, {given.runs} runs.",
+             f"Saved: against `{policies.BASE}`, paired on the same outcomes. ±: 95 % "
+             "intervals, Student's over runs.")
+    sections = studies.reference(samples=given.samples, groups=given.groups, runs=given.runs,
+                                 steps=given.steps, seed=given.seed, costs=_costs(given),
+                                 progress=progress)
+    return Page("reference", "Dynamic sampling: the reference simulation", sections, notes)
 
 
-def _publish(given: argparse.Namespace, name: str, title: str,
-             sections: Sequence[comparison_page.Section], notes: Sequence[str]) -> None:
-    comparison_page.show(sections)
-    for note in notes:
+def _persistent(given: argparse.Namespace, progress: studies.Progress) -> Page:
+    world = persistent.World()
+    common = dict(samples=given.samples, groups=given.groups, runs=given.runs, seed=given.seed,
+                  costs=_costs(given), progress=progress)
+    notes = (
+        f"{world.prompts} prompts of their own p ~ Beta({world.a:g}, {world.b:g}); logit p rises "
+        f"by {world.rise:g} over {world.rise_steps} steps, times 1 + {world.spread:g} z for each "
+        f"prompt, and wanders by {world.wander:g} (standard deviation after as many steps).",
+        f"N = {given.groups}. All policies make as many updates as `{policies.WINDOW}` makes in "
+        f"{world.epochs} epochs, of N groups of G samples each, on the same answers; the first "
+        f"steps count too. {_cost_note(given)}",
+        f"Gap: between `{policies.WINDOW}` and the oracle that draws only informative prompts. "
+        f"±: 95 % intervals, Student's over {given.runs} runs, paired.",
+        "Carry: at most one step and a quarter of a batch, unless the row says otherwise. `carried`: "
+        "share of trained groups that waited; `age`: mean steps that trained groups waited.",
+        "Effective prompts: how many prompts would hold the informative visits if all had as many "
+        "(1 / sum of squared shares), in % of the table.")
+    sections = studies.persistents(**common)
+    if given.sensitivity:
+        sections += studies.sensitivity(**common)
+    return Page("persistent", "Dynamic sampling over a table of prompts", sections, notes)
+
+
+def _costs(given: argparse.Namespace) -> simulation.Costs:
+    return simulation.Costs(given.round_cost, given.prompt_cost / given.groups)
+
+
+def _cost_note(given: argparse.Namespace) -> str:
+    return (f"A round of n prompts takes {given.round_cost:g} + {given.prompt_cost:g} (n / N) G "
+            "seconds.")
+
+
+def _publish(given: argparse.Namespace, page: Page) -> None:
+    comparison_page.show(page.sections)
+    for note in page.notes:
         print(note)
     if given.out:
         settings = {key: str(value) if isinstance(value, pathlib.Path) else value
                     for key, value in vars(given).items()}
-        for path in comparison_page.write(given.out, name, title=title, sections=sections,
-                                          notes=notes, settings=settings):
+        for path in comparison_page.write(
+                given.out, page.name, title=page.title, sections=page.sections, notes=page.notes,
+                settings=settings):
             print(path)
 
 
-def _progress() -> Progress:
-    """Lines on standard error: in place on a terminal, silent elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+def _progress() -> studies.Progress:
+    """Shows a line on standard error: in place on a terminal, else one every few seconds."""
+    terminal, shown = sys.stderr.isatty(), [time.monotonic()]
+
+    def show(text: str) -> None:
+        if terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif text and time.monotonic() - shown[0] >= metrics.PLAIN_SECONDS:
+            shown[0] = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    return show
 
 
 def _positive(text: str) -> int:
@@ -116,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
                        ("fit", "fit the constants of `window` to the run in DIR"),
                        ("fit-costs", "fit the seconds of a round in DIR/metrics.jsonl")):
         kind.add_argument(f"--{name}", type=pathlib.Path, metavar="DIR", help=text)
+    parser.add_argument("--sensitivity", action="store_true",
+                        help="persistent: also under other drifts of the prompts")
     parser.add_argument("--runs", type=_positive, default=12, help="independent runs; 12")
     parser.add_argument("--steps", type=_positive, default=400, help="steps of a run; 400")
     parser.add_argument("--samples", type=_sizes, default=[8, 16, 32], metavar="G,G,...",
@@ -135,8 +166,9 @@ def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     given = _parser().parse_args(arguments)
     progress = _progress()
-    _reference_page(given, progress)
+    page = (_persistent if given.persistent else _reference)(given, progress)
     progress("")
+    _publish(given, page)
     return command_line.DONE
 
 

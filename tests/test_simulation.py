@@ -25,7 +25,8 @@ def savings(samples, *, runs, steps, first, seed=1):
         flags = simulation.reference_flags(world, seed=[seed, samples, number])
         for policy in policies.reference(COSTS, samples):
             traces.setdefault(policy.name, []).append(simulation.run(
-                policy, simulation.pool_draw(flags, samples), groups=32, steps=steps, costs=COSTS))
+                policy, simulation.pool_draw(flags, samples), groups=32, steps=steps,
+                costs=COSTS)[0])
     return {row.name: row.saving.mean
             for row in comparison.rows(traces, base=policies.BASE, first=first)}
 
@@ -60,7 +61,8 @@ def outcome_samples(plan, right):
 
 
 @pytest.mark.parametrize("carry_steps, share, kind", [
-    (0, 0.0, "window"), (1, 0.0, "cost_optimal"), (2, 0.0, "fixed")])
+    (0, 0.0, "window"), (1, 0.0, "cost_optimal"), (1, 0.25, "cost_optimal"),
+    (2, 0.0, "fixed")])
 def test_requests_refills_and_carried_groups_are_the_controllers(carry_steps, share, kind):
     groups, steps = 8, 30
     dynamic = config.DynamicSampling(
@@ -68,7 +70,7 @@ def test_requests_refills_and_carried_groups_are_the_controllers(carry_steps, sh
                                    prompt_cost=0.9),
         carry_steps=carry_steps, carry_share=share, max_rounds=100)
     flags = np.random.default_rng(5).random((steps, 400)) < 0.5
-    trace = simulation.run(simulation.Policy("it", dynamic, absorb=False), simulation.pool_draw(
+    trace, _ = simulation.run(simulation.Policy("it", dynamic), simulation.pool_draw(
         flags, 2), groups=groups, steps=steps, costs=COSTS)
     size = controller.CollectSettings(
         groups=groups, samples_per_prompt=2, filter_enabled=True, filter=config.Filter(),
@@ -98,7 +100,7 @@ def one(flags, **changes):
     policy = simulation.Policy("it", config.DynamicSampling(
         predictor=config.Predictor(kind="fixed", multiplier=1.0), carry_steps=0), **changes)
     return simulation.run(policy, simulation.pool_draw(np.array(flags, bool), 3), groups=2,
-                          steps=len(flags), costs=simulation.Costs(10.0, 1.0))
+                          steps=len(flags), costs=simulation.Costs(10.0, 1.0))[0]
 
 
 def test_seconds_are_those_of_the_rounds_and_the_samples():

@@ -38,12 +38,25 @@ class Row:
     carried: float
     dropped: float
     old: float  # share of trained groups that were carried
+    age: float  # mean steps that trained groups have waited
     oracle_ratio: float
     beyond: int  # steps that asked for more prompts than there are; left out of the means
+    closed: Interval | None = None  # % of the seconds between the base and the oracle
+    extra: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One table with its title."""
+
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
 
 MEANS = {"prompts": "asked", "samples": "samples", "rounds": "rounds", "carried": "carried",
-         "dropped": "expired", "oracle_ratio": "oracle_ratio"}
+         "dropped": "expired", "age": "age",
+         "oracle_ratio": "oracle_ratio"}
 
 
 def over_runs(values: Sequence[float]) -> Interval:
@@ -73,34 +86,42 @@ def over_steps(seconds: np.ndarray, base: np.ndarray, *,
             _percentiles(float(saved), 100 * (1 - means / bases)))
 
 
-def rows(traces: Mapping[str, Sequence[simulation.Trace]], *, base: str, first: int) -> list[Row]:
-    """A row per policy over its runs, from step `first` on; the base names one of them.
+def rows(traces: Mapping[str, Sequence[simulation.Trace]], *, base: str, first: int,
+         oracle: str = "") -> list[Row]:
+    """A row per policy over its runs, from step `first` on; `base` and `oracle` name two of them.
 
     Several runs: the unit is the run. One run: the unit is a block of steps.
     """
-    return [_row(name, runs, traces[base], first) for name, runs in traces.items()]
+    return [_row(name, runs, traces[base], first, traces.get(oracle)) for name, runs in
+            traces.items()]
 
 
-def _row(name: str, runs: Sequence[simulation.Trace], base: Sequence[simulation.Trace],
-         first: int) -> Row:
-    inside = [~run.beyond[first:] for run in runs]
+def _row(name: str, runs: Sequence[simulation.Trace], base: Sequence[simulation.Trace], first: int,
+         oracle: Sequence[simulation.Trace] | None) -> Row:
     if len(runs) > 1:
-        mean = [np.mean(run.seconds[first:]) for run in runs]
-        other = [np.mean(run.seconds[first:]) for run in base]
-        seconds = over_runs(mean)
-        saving = over_runs([100 * (1 - a / b) for a, b in zip(mean, other, strict=True)])
+        own, other = _means(runs, first), _means(base, first)
+        seconds, saving = over_runs(own), over_runs(100 * (1 - own / other))
+        closed = oracle and over_runs(100 * (other - own) / (other - _means(oracle, first)))
     else:
-        seconds, saving = _one_run(runs[0], base[0], first)
-    def average(values: Sequence[np.ndarray]) -> float:
-        chosen = np.concatenate([v[first:][use] for v, use in zip(values, inside, strict=True)])
-        chosen = chosen[np.isfinite(chosen)]
-        return float(np.mean(chosen)) if len(chosen) else float("nan")
-    means = {field: average([getattr(run, source).astype(float) for run in runs])
+        (seconds, saving), closed = _one_run(runs[0], base[0], first), None
+    inside = [~run.beyond[first:] for run in runs]
+    means = {field: _average([getattr(run, source)[first:] for run in runs], inside)
              for field, source in MEANS.items()}
     return Row(name, seconds, saving, **means, surplus=means["carried"] + means["dropped"],
-               again=average([(run.rounds > 1).astype(float) for run in runs]),
-               old=average([run.old / np.maximum(run.kept, 1) for run in runs]),
-               beyond=int(sum(np.sum(run.beyond[first:]) for run in runs)))
+               again=_average([run.rounds[first:] > 1 for run in runs], inside),
+               old=_average([(run.old / np.maximum(run.kept, 1))[first:] for run in runs], inside),
+               beyond=int(sum(np.sum(run.beyond[first:]) for run in runs)), closed=closed)
+
+
+def _means(runs: Sequence[simulation.Trace], first: int) -> np.ndarray:
+    return np.array([np.mean(run.seconds[first:]) for run in runs])
+
+
+def _average(values: Sequence[np.ndarray], inside: Sequence[np.ndarray]) -> float:
+    """Mean of what is finite, over the steps inside; NaN if there are none."""
+    chosen = np.concatenate([v[use] for v, use in zip(values, inside, strict=True)]).astype(float)
+    chosen = chosen[np.isfinite(chosen)]
+    return float(np.mean(chosen)) if len(chosen) else float("nan")
 
 
 def _one_run(run: simulation.Trace, base: simulation.Trace,

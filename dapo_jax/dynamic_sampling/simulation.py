@@ -7,14 +7,13 @@ with a history. Requests, refills, carried surplus and their limits follow contr
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dapo_jax import config
-from dapo_jax.dynamic_sampling import predictor
+from dapo_jax.dynamic_sampling import controller, predictor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Outcome:
 
     informative: np.ndarray  # bool[m]; fewer than asked for: there are no more in this step
     samples: int
+    rounds: int = 1  # more where a group's budget comes in stages
 
 
 Draw = Callable[[Any, int, int, int], tuple[Any, Outcome]]  # (state, step, asked before, count)
@@ -59,6 +59,7 @@ class Trace:
     rounds: np.ndarray  # i32[steps]
     kept: np.ndarray  # i32[steps] groups trained on
     old: np.ndarray  # i32[steps] of these carried from an earlier step
+    age: np.ndarray  # f64[steps] mean steps that trained groups have waited
     carried: np.ndarray  # i32[steps] groups that wait for the next step
     expired: np.ndarray  # i32[steps] informative groups dropped
     seconds: np.ndarray  # f64[steps]
@@ -121,17 +122,19 @@ def pool_draw(flags: np.ndarray, samples: int) -> Draw:
 
 
 def run(policy: Policy, draw: Draw, *, groups: int, steps: int, costs: Costs,
-        state: Any = None) -> Trace:
-    """`steps` batches of `groups` groups under a policy; `state` is what `draw` is given first.
+        state: Any = None) -> tuple[Trace, Any]:
+    """`steps` batches of `groups` groups under a policy, and the last state of `draw`.
 
-    A step that needs more prompts than there are is marked `beyond` and trains on what it has.
+    `state` is what `draw` is given first. A step that needs more prompts than there are is marked
+    `beyond` and trains on what it has.
     """
     cfg = policy.dynamic
     seen, waiting, rows = predictor.init(cfg.predictor), np.zeros(0, np.int32), []
     for step in range(steps):
         need = max(0, groups - len(waiting))
-        first = need if policy.oracle else predictor.predict(
-            seen, need, cfg.predictor, absorbed=carry_room(cfg, groups) if policy.absorb else 0)
+        absorbed = controller.absorbed(groups, cfg) if policy.absorb else 0
+        first = need if policy.oracle else predictor.predict(seen, need, cfg.predictor,
+                                                             absorbed=absorbed)
         state, done = _gather(state, policy, draw, step=step, need=need, first=first)
         informative = int(np.sum(done.flags))
         if len(done.flags):
@@ -140,17 +143,11 @@ def run(policy: Policy, draw: Draw, *, groups: int, steps: int, costs: Costs,
         batch, (waiting, expired) = pool[:groups], _carry(pool[groups:], cfg, groups, step)
         rows.append((
             need, first, len(done.flags), informative, done.samples, done.rounds, len(batch),
-            int(np.sum(batch < step)), len(waiting), expired,
+            int(np.sum(batch < step)), float(np.mean(step - batch)) if len(batch) else 0.0,
+            len(waiting), expired,
             done.rounds * costs.round + done.samples * costs.sample,
             _oracle_ratio(done.flags, need), done.beyond))
-    return Trace(*map(np.array, zip(*rows, strict=True)))
-
-
-def carry_room(cfg: config.DynamicSampling, groups: int) -> int:
-    """Surplus groups that may wait for the next step."""
-    if not cfg.carry_steps:
-        return 0
-    return math.floor(cfg.carry_share * groups) if cfg.carry_share else groups * cfg.carry_steps
+    return Trace(*map(np.array, zip(*rows, strict=True))), state
 
 
 def _gather(state: Any, policy: Policy, draw: Draw, *, step: int, need: int,
@@ -163,7 +160,7 @@ def _gather(state: Any, policy: Policy, draw: Draw, *, step: int, need: int,
         wanted = first if not done.rounds else _refill(policy, done, deficit, first)
         state, outcome = draw(state, step, len(done.flags), wanted)
         done = _Step(np.concatenate([done.flags, outcome.informative]),
-                     done.samples + outcome.samples, done.rounds + 1,
+                     done.samples + outcome.samples, done.rounds + outcome.rounds,
                      beyond=len(outcome.informative) < wanted)
     return state, _as_oracle(policy, done, need)
 
@@ -192,9 +189,7 @@ def _as_oracle(policy: Policy, done: _Step, need: int) -> _Step:
 def _carry(rest: np.ndarray, cfg: config.DynamicSampling, groups: int,
            step: int) -> tuple[np.ndarray, int]:
     """Steps in which the waiting groups were sampled, and how many groups were dropped."""
-    young = rest[step + 1 - rest <= cfg.carry_steps]
-    if cfg.carry_share:
-        young = young[:carry_room(cfg, groups)]
+    young = rest[step + 1 - rest <= cfg.carry_steps][:controller.carry_limit(groups, cfg)]
     return young, len(rest) - len(young)
 
 
