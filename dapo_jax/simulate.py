@@ -19,15 +19,19 @@ exit status: 0 done, 2 bad flags or data
 
 import argparse
 import dataclasses
+import json
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
 
-from dapo_jax import command_line
-from dapo_jax.dynamic_sampling import comparison, persistent, policies, simulation, studies
-from dapo_jax.runtime import comparison_page, metrics
+import numpy as np
 
+from dapo_jax import command_line, config
+from dapo_jax.dynamic_sampling import comparison, fit, persistent, policies, simulation, studies
+from dapo_jax.runtime import comparison_page, fit_page, metrics, recording
+
+GROUPS, ROUND_COST, PROMPT_COST = 32, 77.9, 1.80  # of the reference simulation
 
 @dataclasses.dataclass(frozen=True)
 class Page:
@@ -40,33 +44,34 @@ class Page:
 
 
 def _reference(given: argparse.Namespace, progress: studies.Progress) -> Page:
-    first = studies.warm_up(given.steps)
-    notes = (f"N = {given.groups}; p ~ Beta(1, 10.2) at the start, logit p rises by 0.81 over 400 "
-             "steps, a fresh p for every prompt.",
+    first, groups = studies.warm_up(given.steps), given.groups or GROUPS
+    notes = (f"N = {groups}; p ~ Beta(1, 10.2) at the start, logit p rises by 0.81 over 400 steps, "
+             "a fresh p for every prompt.",
              f"{_cost_note(given)} Means of steps {first} to {given.steps}, {given.runs} runs.",
              f"Saved: against `{policies.BASE}`, paired on the same outcomes. ±: 95 % "
              "intervals, Student's over runs.")
-    sections = studies.reference(samples=given.samples, groups=given.groups, runs=given.runs,
+    sections = studies.reference(samples=given.samples, groups=groups, runs=given.runs,
                                  steps=given.steps, seed=given.seed, costs=_costs(given),
                                  progress=progress)
     return Page("reference", "Dynamic sampling: the reference simulation", sections, notes)
 
 
 def _persistent(given: argparse.Namespace, progress: studies.Progress) -> Page:
-    world = persistent.World()
-    common = dict(samples=given.samples, groups=given.groups, runs=given.runs, seed=given.seed,
+    world, groups = persistent.World(), given.groups or GROUPS
+    common = dict(samples=given.samples, groups=groups, runs=given.runs, seed=given.seed,
                   costs=_costs(given), progress=progress)
     notes = (
         f"{world.prompts} prompts of their own p ~ Beta({world.a:g}, {world.b:g}); logit p rises "
         f"by {world.rise:g} over {world.rise_steps} steps, times 1 + {world.spread:g} z for each "
         f"prompt, and wanders by {world.wander:g} (standard deviation after as many steps).",
-        f"N = {given.groups}. All policies make as many updates as `{policies.WINDOW}` makes in "
+        f"N = {groups}. All policies make as many updates as `{policies.WINDOW}` makes in "
         f"{world.epochs} epochs, of N groups of G samples each, on the same answers; the first "
         f"steps count too. {_cost_note(given)}",
         f"Gap: between `{policies.WINDOW}` and the oracle that draws only informative prompts. "
         f"±: 95 % intervals, Student's over {given.runs} runs, paired.",
-        "Carry: at most one step and a quarter of a batch, unless the row says otherwise. `carried`: "
-        "share of trained groups that waited; `age`: mean steps that trained groups waited.",
+        "Carry: at most one step and a quarter of a batch, unless the row says otherwise. "
+        "`carried`: share of trained groups that waited; `age`: mean steps that trained groups "
+        "waited.",
         "Effective prompts: how many prompts would hold the informative visits if all had as many "
         "(1 / sum of squared shares), in % of the table.")
     sections = studies.persistents(**common)
@@ -75,13 +80,92 @@ def _persistent(given: argparse.Namespace, progress: studies.Progress) -> Page:
     return Page("persistent", "Dynamic sampling over a table of prompts", sections, notes)
 
 
+def _replay(given: argparse.Namespace, progress: studies.Progress) -> Page:
+    found = recording.pools(given.replay)
+    sizes = np.concatenate(found.samples)
+    samples = int(np.bincount(sizes).argmax())
+    groups, costs, note = _of_run(given, given.replay)
+    section = studies.replay(found.informative, found.samples, samples=samples, groups=groups,
+                             costs=costs, progress=progress)
+    first = studies.settling(len(found.steps))
+    notes = (
+        f"{len(found.steps)} recorded steps of {given.replay}, {len(sizes) / len(found.steps):.0f} "
+        f"prompts each on average, N = {groups}; means leave out the first {first}.",
+        note, f"Saved: against `{policies.BASE}`, paired on the same outcomes. [Low, high]: 95 % "
+        f"intervals, bootstrap over blocks of {comparison.BLOCK} steps (at most a quarter).",
+        "*k: in k steps the policy asked for more prompts than were recorded; these steps are left "
+        "out of its means and pairs, and nothing was put in their place.")
+    return Page("replay", f"Policies replayed on {given.replay.name}", [section], notes)
+
+
+def _fit(given: argparse.Namespace, progress: studies.Progress) -> fit_page.Fitted:
+    counts = recording.counts(given.fit)
+    groups, costs, note = _of_run(given, given.fit)
+    if len(counts.step) < fit.LEAST_STEPS:
+        raise config.ConfigError(f"--fit={given.fit}: {len(counts.step)} steps sampled prompts; a "
+                                 f"fit with steps held out takes {fit.LEAST_STEPS}")
+    samples = round(float(np.nanmean(counts.samples / counts.asked)))
+    study = fit.study(counts.asked, counts.informative, groups=groups, samples=samples,
+                      costs=costs, seed=given.seed, progress=progress)
+    return fit_page.Fitted(study, counts.step.astype(int), (
+        f"N = {groups}, G = {samples}. {note}",
+        "Expected seconds: the prompts of a step in random order, others beyond them at the run's "
+        f"rate, one further round for the rest. Held out: the last {1 - fit.TRAINED:.0%} of steps.",
+        "q scales both ratios, so the larger ratio is held at 1."))
+
+
+def _fit_costs(given: argparse.Namespace) -> None:
+    path = given.fit_costs
+    costs = _round_costs(path)
+    groups = given.groups or int(recording.settings(path).get("prompts_per_step", GROUPS))
+    print(f"seconds of a round = {costs.round:.4g} + {costs.sample:.4g} n G: R2 = "
+          f"{costs.r_squared:.4f}, residual standard deviation {costs.deviation:.3g} s, "
+          f"{costs.steps} steps\n--round-cost={costs.round:.6g} "
+          f"--prompt-cost={costs.sample * groups:.6g}  (N = {groups})")
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        target = given.out / "costs.json"
+        target.write_text(json.dumps(metrics.plain(dataclasses.asdict(costs))) + "\n",
+                          encoding="utf-8")
+        print(target)
+
+
+def _round_costs(workdir: pathlib.Path) -> fit.Costs:
+    """Of the steps that compiled nothing: a program's first call takes longer."""
+    counts = recording.counts(workdir)
+    use = np.isfinite(counts.seconds + counts.rounds + counts.samples) & ~(counts.compiles > 0)
+    return fit.round_costs(counts.seconds[use], counts.rounds[use], counts.samples[use])
+
+
+def _of_run(given: argparse.Namespace,
+            workdir: pathlib.Path) -> tuple[int, simulation.Costs, str]:
+    """N, costs, and where these come from: flags, else the run itself."""
+    groups = given.groups or int(recording.settings(workdir).get("prompts_per_step", GROUPS))
+    if given.round_cost and given.prompt_cost:
+        costs, source = simulation.Costs(given.round_cost, given.prompt_cost / groups), "as given"
+    else:
+        try:
+            found = _round_costs(workdir)
+        except config.ConfigError as error:
+            raise config.ConfigError(f"{error}; or give --round-cost and --prompt-cost") from error
+        if min(found.round, found.sample) <= 0:
+            raise config.ConfigError(
+                f"{workdir}: the fitted seconds are {found.round:.3g} a round and "
+                f"{found.sample:.3g} a sample; give --round-cost and --prompt-cost")
+        costs = simulation.Costs(found.round, found.sample)
+        source = f"fitted to this run, R2 = {found.r_squared:.3f}"
+    return groups, costs, (f"A round of n prompts takes {costs.round:.4g} + {costs.sample:.4g} n G "
+                           f"seconds, {source}.")
+
+
 def _costs(given: argparse.Namespace) -> simulation.Costs:
-    return simulation.Costs(given.round_cost, given.prompt_cost / given.groups)
+    return simulation.Costs(given.round_cost or ROUND_COST,
+                            (given.prompt_cost or PROMPT_COST) / (given.groups or GROUPS))
 
 
 def _cost_note(given: argparse.Namespace) -> str:
-    return (f"A round of n prompts takes {given.round_cost:g} + {given.prompt_cost:g} (n / N) G "
-            "seconds.")
+    return (f"A round of n prompts takes {given.round_cost or ROUND_COST:g} + "
+            f"{given.prompt_cost or PROMPT_COST:g} (n / N) G seconds.")
 
 
 def _publish(given: argparse.Namespace, page: Page) -> None:
@@ -151,12 +235,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, default=400, help="steps of a run; 400")
     parser.add_argument("--samples", type=_sizes, default=[8, 16, 32], metavar="G,G,...",
                         help="samples of a group; 8,16,32")
-    parser.add_argument("--groups", type=_positive, default=32, help="N, groups of a batch; 32")
+    parser.add_argument("--groups", type=_positive,
+                        help="N, groups of a batch; default: the recorded run's, else 32")
     parser.add_argument("--seed", type=int, default=1, help="of all random numbers; 1")
-    parser.add_argument("--round-cost", type=_cost, default=77.9,
-                        help="seconds of a round beside its prompts; 77.9")
-    parser.add_argument("--prompt-cost", type=_cost, default=1.80,
-                        help="seconds of a round per n G / N; 1.80")
+    parser.add_argument("--round-cost", type=_cost, metavar="SECONDS",
+                        help="of a round beside its prompts; default: fitted to the recorded run, "
+                        f"else {ROUND_COST}")
+    parser.add_argument("--prompt-cost", type=_cost, metavar="SECONDS",
+                        help="of a round per n G / N; default: fitted to the recorded run, else "
+                        f"{PROMPT_COST}")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
                         help="also write Markdown, PNG and JSON there")
     return parser
@@ -166,9 +253,19 @@ def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     given = _parser().parse_args(arguments)
     progress = _progress()
-    page = (_persistent if given.persistent else _reference)(given, progress)
-    progress("")
-    _publish(given, page)
+    if given.fit_costs:
+        _fit_costs(given)
+    elif given.fit:
+        found = _fit(given, progress)
+        progress("")
+        print(fit_page.markdown(found))
+        if given.out:
+            print(*fit_page.write(given.out, found), sep="\n")
+    else:
+        study = _replay if given.replay else _persistent if given.persistent else _reference
+        page = study(given, progress)
+        progress("")
+        _publish(given, page)
     return command_line.DONE
 
 

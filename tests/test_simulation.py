@@ -41,9 +41,9 @@ def test_the_reference_simulation_gives_the_published_table(column, samples, lea
     assert got["cost_optimal, margin for carried surplus"] >= least
 
 
-def test_few_runs_come_near_the_published_table():
-    # 2 runs of 400 steps at G = 16: a run's saving deviates by about 1 point.
-    got = savings(16, runs=2, steps=400, first=100)
+def test_one_run_comes_near_the_published_table():
+    # A run's saving deviates by up to about 1 point from the mean of 12.
+    got = savings(16, runs=1, steps=400, first=100)
     for name, cells in TABLE.items():
         assert got[name] == pytest.approx(cells[1], abs=3.0), name
 

@@ -114,10 +114,15 @@ def mixed_chance(rates: np.ndarray, samples: int) -> np.ndarray:
 
 
 def pool_draw(flags: np.ndarray, samples: int) -> Draw:
-    """Prompts come from the step's row of `flags`, bool[steps, pool] or a list of bool[pool]."""
+    """Prompts come from the step's row of `flags`, bool[steps, pool], with `samples` each."""
+    return recorded_draw(flags, np.broadcast_to(np.int32(samples), flags.shape))
+
+
+def recorded_draw(flags: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> Draw:
+    """Prompts come in order from the step's pool: informative or not bool[m], samples i32[m]."""
     def draw(state: Any, step: int, asked: int, count: int) -> tuple[Any, Outcome]:
-        found = flags[step][asked:asked + count]
-        return state, Outcome(found, len(found) * samples)
+        taken = slice(asked, asked + count)
+        return state, Outcome(flags[step][taken], int(np.sum(sizes[step][taken])))
     return draw
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from dapo_jax import config
 from dapo_jax.dynamic_sampling import comparison, persistent, policies, simulation
 
 Progress = Callable[[str], None]
@@ -117,3 +118,26 @@ def _coverage(ends: Sequence[persistent.Table]) -> Mapping[str, float]:
     """What the policy made of the table, means over runs."""
     each = [persistent.coverage(end) for end in ends]
     return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+
+
+def replay(
+    flags: Sequence[np.ndarray], sizes: Sequence[np.ndarray], *, samples: int, groups: int,
+    costs: simulation.Costs, progress: Progress,
+) -> comparison.Section:
+    """Every policy on the same recorded outcomes: bool[m] and samples i32[m] of each step's pool.
+
+    Means leave out the first steps, in which windows fill.
+    """
+    traces = {}
+    for policy in policies.reference(costs, samples):
+        progress(f"G = {samples}: {policy.name}")
+        traces[policy.name] = [simulation.run(
+            policy, simulation.recorded_draw(flags, sizes), groups=groups, steps=len(flags),
+            costs=costs)[0]]
+    return comparison.Section(f"G = {samples}", tuple(comparison.rows(
+        traces, base=policies.BASE, first=settling(len(flags)))))
+
+
+def settling(steps: int) -> int:
+    """First steps of a recorded run that the means leave out."""
+    return min(config.Predictor().window, steps // 4)
