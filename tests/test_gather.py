@@ -293,3 +293,37 @@ def test_every_prompt_and_sample_is_accounted_for_under_every_budget_and_choice(
     assert all(len(getattr(held, field.name)) == len(held.group)
                for field in dataclasses.fields(held)) and held.tokens.shape[1] == WIDTH
     assert buffer.groups(held) == before
+
+
+def outcomes(rewards: list[list[float]], shaped: list[list[float]] | None = None) -> type[Engine]:
+    """Groups with these rewards, by the number of the group in the run and of the sample."""
+    class Given(Engine):
+        def group(self, plan, i):
+            for row in super().group(plan, i):
+                yield row | {"reward": rewards[row["group"]][row["sample"]]}
+
+        def __call__(self, plan):
+            samples = super().__call__(plan)
+            values = [(shaped or rewards)[g][j] for g, j in zip(samples.group, samples.sample)]
+            return dataclasses.replace(samples, shaped=np.array(values, np.float32))
+    return Given(lambda group: MIXED)
+
+
+def test_a_length_penalty_does_not_make_a_wrong_group_informative():  # B01
+    given_ = ([[0, 0, 0, 0], [1, 0, 1, 1]], [[0, 0, -0.5, -1.0], [1, 0, 1, 1]])
+    size = setup(groups=1, samples=4, multiplier=2.0)
+    batch, held, report, _ = next(run(outcomes(*given_), size, steps=1))
+    assert ids(batch) == [1] and len(held) == 0 and report.all_zero == 1
+    size = dataclasses.replace(size, groups=2, filter=config.Filter(metric="shaped"),
+                               dynamic=setup(multiplier=1.0).dynamic)
+    batch, *_ = next(run(outcomes(*given_), size, steps=1))
+    assert ids(batch) == [0, 1] and batch.shaped.tolist() == [0, 0, -0.5, -1.0, 1, 0, 1, 1]
+
+
+def test_kept_rows_stay_aligned_and_both_means_are_reported():  # B10
+    engine = outcomes([[1, 1], [0, 1], [1, 1], [1, 0]])
+    batch, _, report, _ = next(run(engine, setup(groups=2, multiplier=2.0), steps=1))
+    assert batch.group.tolist() == [1, 1, 3, 3] == batch.tokens[:, 0].tolist()
+    assert {len(column) for column in vars(batch).values()} == {4}
+    assert batch.reward.tolist() == [0, 1, 1, 0] == batch.shaped.tolist()
+    assert (report.kept_mean, report.reward_mean) == (0.5, 0.75)

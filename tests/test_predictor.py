@@ -180,6 +180,12 @@ def test_costs_say_how_much_more_than_the_need_is_asked_for():
     spread = math.sqrt(32 * (1 - rate)) / rate
     z = math.sqrt(2 * math.log(77.9 / (math.sqrt(2 * math.pi) * 0.45 * spread)))
     assert predictor.predict(state, 32, COSTS) == math.ceil(32 / rate + z * spread) == 162
+    assert float(predictor.acceptance(state)) == rate
+    # 8 groups absorbed, in spreads of the number of groups: a phi(z) = c s P(Z > room - z).
+    room = 8 / math.sqrt(32 * (1 - rate))
+    z = next(z for z in np.arange(z, 9, 1e-4) if 77.9 * math.exp(-z * z / 2) / math.sqrt(
+        2 * math.pi) < 0.45 * spread * above(room - z))
+    assert predictor.predict(state, 32, COSTS, absorbed=8) == math.ceil(32 / rate + z * spread)
     dear = predictor.calibrated(state, round_cost=77.9, prompt_cost=9.0)
     assert predictor.predict(dear, 32, COSTS) == math.ceil(32 / rate) == 131  # z = 0
 

@@ -60,8 +60,7 @@ def observe(
 def posterior(state: types.HistoryState, cfg: config.History) -> tuple[np.ndarray, np.ndarray]:
     """Parameters (a, b), f64[Q] each, of a Beta distribution of every prompt's pass rate."""
     right, total = state.successes.astype(np.float64), state.trials.astype(np.float64)
-    # Rounding of the decayed sums may leave a difference just below 0.
-    return cfg.prior_right + right, cfg.prior_wrong + np.maximum(total - right, 0.0)
+    return cfg.prior_right + right, cfg.prior_wrong + (total - right)
 
 
 def mean(state: types.HistoryState, cfg: config.History) -> np.ndarray:
