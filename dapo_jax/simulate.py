@@ -4,7 +4,7 @@
     python -m dapo_jax.simulate --persistent             # a table of prompts with a history
     python -m dapo_jax.simulate --replay=runs/recorded   # the outcomes of a recorded run
     python -m dapo_jax.simulate --fit=runs/recorded      # constants of `window` for that run
-    python -m dapo_jax.simulate --fit-costs=runs/recorded    # seconds of a round against its size
+    python -m dapo_jax.simulate --fit-costs runs/a runs/b    # seconds of a round against its size
 
 Prints tables on standard output; --out=DIR also writes them as Markdown, PNG and JSON. Example:
 
@@ -115,9 +115,8 @@ def _fit(given: argparse.Namespace, progress: studies.Progress) -> fit_page.Fitt
 
 
 def _fit_costs(given: argparse.Namespace) -> None:
-    path = given.fit_costs
-    costs = _round_costs(path)
-    groups = given.groups or int(recording.settings(path).get("prompts_per_step", GROUPS))
+    costs = _round_costs(given.fit_costs)
+    groups = _groups(given, given.fit_costs[0])
     print(f"seconds of a round = {costs.round:.4g} + {costs.sample:.4g} n G: R2 = "
           f"{costs.r_squared:.4f}, residual standard deviation {costs.deviation:.3g} s, "
           f"{costs.steps} steps\n--round-cost={costs.round:.6g} "
@@ -130,22 +129,29 @@ def _fit_costs(given: argparse.Namespace) -> None:
         print(target)
 
 
-def _round_costs(workdir: pathlib.Path) -> fit.Costs:
+def _groups(given: argparse.Namespace, workdir: pathlib.Path) -> int:
+    return given.groups or int(recording.settings(workdir).get("prompts_per_step", GROUPS))
+
+
+def _round_costs(workdirs: Sequence[pathlib.Path]) -> fit.Costs:
     """Of the steps that compiled nothing: a program's first call takes longer."""
-    counts = recording.counts(workdir)
-    use = np.isfinite(counts.seconds + counts.rounds + counts.samples) & ~(counts.compiles > 0)
-    return fit.round_costs(counts.seconds[use], counts.rounds[use], counts.samples[use])
+    found = [recording.counts(workdir) for workdir in workdirs]
+    seconds, rounds, samples, compiles = (
+        np.concatenate([getattr(counts, name) for counts in found])
+        for name in ("seconds", "rounds", "samples", "compiles"))
+    use = np.isfinite(seconds + rounds + samples) & ~(compiles > 0)
+    return fit.round_costs(seconds[use], rounds[use], samples[use])
 
 
 def _of_run(given: argparse.Namespace,
             workdir: pathlib.Path) -> tuple[int, simulation.Costs, str]:
     """N, costs, and where these come from: flags, else the run itself."""
-    groups = given.groups or int(recording.settings(workdir).get("prompts_per_step", GROUPS))
+    groups = _groups(given, workdir)
     if given.round_cost and given.prompt_cost:
         costs, source = simulation.Costs(given.round_cost, given.prompt_cost / groups), "as given"
     else:
         try:
-            found = _round_costs(workdir)
+            found = _round_costs([workdir])
         except config.ConfigError as error:
             raise config.ConfigError(f"{error}; or give --round-cost and --prompt-cost") from error
         if min(found.round, found.sample) <= 0:
@@ -226,9 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--persistent", action="store_true",
                       help="prompts with a pass rate of their own, visited again and again")
     for name, text in (("replay", "replay the policies on the outcomes recorded in DIR/samples"),
-                       ("fit", "fit the constants of `window` to the run in DIR"),
-                       ("fit-costs", "fit the seconds of a round in DIR/metrics.jsonl")):
+                       ("fit", "fit the constants of `window` to the run in DIR")):
         kind.add_argument(f"--{name}", type=pathlib.Path, metavar="DIR", help=text)
+    kind.add_argument("--fit-costs", type=pathlib.Path, metavar="DIR", nargs="+",
+                      help="fit the seconds of a round in DIR/metrics.jsonl, of all DIRs together")
     parser.add_argument("--sensitivity", action="store_true",
                         help="persistent: also under other drifts of the prompts")
     parser.add_argument("--runs", type=_positive, default=12, help="independent runs; 12")

@@ -125,10 +125,18 @@ def test_nothing_recorded_is_refused(tmp_path):
 
 
 def test_costs_of_a_round_are_found_again(recorded, tmp_path, capsys):
-    assert simulate.main([f"--fit-costs={recorded}", f"--out={tmp_path}"]) == 0
+    more = record(tmp_path / "more", steps=3, pool=20)
+    assert simulate.main(["--fit-costs", str(recorded), str(more), f"--out={tmp_path}"]) == 0
     found = json.loads((tmp_path / "costs.json").read_text())
     assert (found["round"], found["sample"], found["r_squared"]) == pytest.approx((5.0, 0.01, 1.0))
-    assert "--round-cost=5 --prompt-cost=0.08" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--round-cost=5 --prompt-cost=0.08" in shown and "43 steps" in shown
+
+
+def test_costs_that_the_steps_do_not_tell_apart_are_refused(tmp_path):
+    run = record(tmp_path / "run", steps=1)
+    with pytest.raises(config.ConfigError, match="do not tell .* give --round-cost"):
+        simulate.main([f"--replay={run}"])
 
 
 def test_a_fit_beats_the_defaults_on_the_steps_fitted_to(recorded, tmp_path, capsys, monkeypatch):
