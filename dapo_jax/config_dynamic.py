@@ -50,9 +50,9 @@ class Budget:
 class Choice:
     kind: str = option("epochs", "which prompts are sampled (dynamic_sampling/choice.py)",
                        ("epochs", "skip", "difficulty"))
-    skip_growth: float = option(0.25, "skip: growth of the chance to be skipped per uninformative "
+    skip_growth: float = option(0.5, "skip: growth of the chance to be skipped per uninformative "
                                 "visit in a row")
-    skip_most: float = option(0.75, "skip: bound of that chance, below 1")
+    skip_most: float = option(0.8, "skip: bound of that chance, below 1")
     target: float = option(0.5, "difficulty: pass rate that is sought")
     longest_gap: int = option(50, "difficulty: steps after which a visited prompt comes first; 0: "
                               "no limit")

@@ -56,6 +56,26 @@ class Engine:
         return [len(plan.group) for plan in self.plans]
 
 
+class Coins(Engine):
+    """Each sample is right by the prompt's own rate, and its scoring fails now and then: fixed by
+    (prompt, visit, sample)."""
+
+    def __init__(self, rates, *, failing=0.0):
+        super().__init__(outcomes=lambda group: MIXED)
+        self.rates, self.failing = rates, failing
+
+    def group(self, plan, i):
+        prompt = int(plan.prompt[i])
+        for row in super().group(plan, i):
+            luck = np.random.default_rng([prompt, row["visit"], row["sample"]]).random(2)
+            valid = bool(luck[1] >= self.failing)
+            yield row | {"reward": float(valid and luck[0] < self.rates[prompt]), "valid": valid}
+
+
+def requests(plan: types.Plan) -> list[tuple[int, int, int]]:
+    return list(zip(plan.group.tolist(), plan.first.tolist(), plan.size.tolist()))
+
+
 def start(table: int, size: controller.CollectSettings):
     state = controller.init(table, seed=size.seed, cfg=size.dynamic)
     return state, types.no_samples(WIDTH)
