@@ -99,8 +99,11 @@ class Rollout:
     stop: tuple = option(("\n",), "texts that end a completion, besides the tokenizer's own end; "
                          "one of several tokens is found after generating, which goes on to the "
                          "budget")
-    slots: tuple = option((8, 16, 32, 64), "numbers of prompts per generate call that are "
-                          "compiled")
+    slots: tuple = option((8, 16, 32, 64), "prompts that are sampled at once; each number is "
+                          "compiled, and the smallest that holds all prompts in work is run")
+    rows: int = option(0, "samples of a prompt that are sampled at once, and of which the next "
+                       "begins where one ends; 0: all of them")
+    chunk: int = option(32, "tokens drawn in each row before the host looks at them")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
 
 

@@ -43,11 +43,10 @@ def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:
     cfg = parts.cfg.eval
     root = setup.key(parts, setup.EVALUATION)
 
-    def source(rows: int, **changes: object) -> collect.Source:
+    def source(samples: int, **changes: object) -> collect.Source:
         engine = engines.compile_engine(
-            parts.spec, setup.sampling(parts, **changes), parts.mesh, rows=rows,
-            slots=parts.cfg.rollout.slots[-1:], buckets=parts.cfg.prompts.buckets,
-            max_context=parts.cfg.rollout.max_context)
+            parts.spec, setup.sampling(parts, **changes), parts.mesh,
+            **setup.engine_shape(parts, samples) | {"slots": parts.cfg.rollout.slots[-1:]})
         return collect.Source(engine, root, parts.eval_table, parts.tokenizer, pool,
                               config.Overlong(), stop_texts=parts.stop_texts)
 
@@ -81,7 +80,7 @@ def evaluate(evaluator: Evaluator, params: types.Tree, *, step: int) -> Outcome:
 def _sample(source: collect.Source, params: types.Tree, step: int) -> collect.Round:
     ids = np.arange(len(source.table), dtype=np.int32)
     plan = types.Plan(prompt=ids, visit=np.zeros_like(ids), group=ids,
-                      size=np.full_like(ids, source.engine.rows))
+                      size=np.full_like(ids, source.engine.share))
     return collect.sample_round(source, params, plan, step=step)
 
 

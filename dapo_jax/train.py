@@ -182,8 +182,8 @@ def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
     if phase.algorithm.samples != "rollout":
         return PhaseRun(phase, programs, None)
     sampler = engine.compile_engine(
-        parts.spec, setup.sampling(parts), parts.mesh, rows=phase.cfg.samples_per_prompt,
-        slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
+        parts.spec, setup.sampling(parts), parts.mesh,
+        **setup.engine_shape(parts, phase.cfg.samples_per_prompt))
     size = controller.CollectSettings(
         groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
         filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,

@@ -146,7 +146,7 @@ class Prompts:
 
     tokens: jax.Array  # i32[A, P] right-padded
     length: jax.Array  # i32[A]
-    slot: jax.Array  # i32[A] where it goes, counted within its part of the slots; S or more: nowhere
+    slot: jax.Array  # i32[A] its place within a part of the slots; S or more: nowhere
     prompt: jax.Array  # i32[A]
     visit: jax.Array  # i32[A]
     sample: jax.Array  # i32[A] number of the first sample to draw

@@ -30,17 +30,6 @@ def sample(engine, params, root, plan, step=0):
     return engines.run(engine, params, plan, table=TABLE, root=root, step=step)
 
 
-@pytest.mark.parametrize("ladder", [(1,), (4,), (2, 4), (8, 16, 32, 64)])
-def test_calls_cover_the_slots_with_shapes_of_the_ladder_and_no_call_to_spare(ladder):
-    assert engines.calls(0, ladder) == []
-    for count in range(1, 3 * ladder[-1]):
-        sizes = engines.calls(count, ladder)
-        assert set(sizes) <= set(ladder) and sum(sizes) >= count
-        assert len(sizes) == -(-count // ladder[-1])
-        smaller = [size for size in ladder if size < sizes[-1]]
-        assert all(sum(sizes[:-1]) + size < count for size in smaller)
-
-
 def test_rows_come_back_in_plan_order_with_their_identity(engine, params, root):
     plan = tiny.plan([3, 0, 6, 1, 3], [4, 2, 4, 1, 3], visit=5, group=[9, 8, 7, 6, 5])
     samples = sample(engine, params, root, plan, step=11)

@@ -12,6 +12,7 @@ import torch_model
 from dapo_jax import config
 from dapo_jax.models import gguf, layers, transformer
 from dapo_jax.models import spec as specs
+from dapo_jax.rollout import decode
 from dapo_jax.text import chat, gguf_vocabulary
 
 LLAMA3 = specs.RopeScaling("llama3", factor=8.0, original_context=16)
@@ -126,10 +127,10 @@ def test_prefill_then_decode_by_token_equals_the_whole_sequence_at_once(params):
 
     @jax.jit
     def one(tree, tokens, own, index):
-        return transformer.decode(spec, tree, transformer.unstack(spec, tree), tokens, cache, own,
-                                  index)
+        return transformer.decode(spec, transformer.unstack(spec, tree), tokens, cache, own,
+                                  column=index, position=jnp.full(tokens.shape, index))
 
-    own = transformer.empty_cache(spec, slots=2, rows=2, width=6)
+    own = decode.empty(spec, slots=2, rows=2, width=1, new=6).own
     for index in range(5):
         tokens = np.array([[row[at + index], 5] for row, at in zip(TOKENS, cut)], np.int32)
         state, own = one(params, tokens, own, jnp.int32(index))
@@ -229,7 +230,7 @@ def test_attention_over_two_parts_is_one_softmax():
     query, keys, values = make(1, 1, 2, 2, 4), make(1, 1, 1, 4, 2), make(1, 1, 1, 2, 4)
     prompt = make(1, 1, 4, 3), make(1, 1, 3, 4)
     got = layers.attend(query, (keys, values), np.tril(np.ones((2, 2), bool)), prompt,
-                        np.array([[[True, True, False]]]))
+                        np.array([[[[True, True, False]]]]))
     for t in range(2):
         for h in range(2):
             k = np.concatenate([prompt[0][0, 0, :, :2], keys[0, 0, 0, :, :t + 1]], axis=1)

@@ -24,9 +24,9 @@ FULL, SLIDING = 0, 1  # kinds of layers, and where their views stand
 class View(NamedTuple):
     """Where a layer's tokens stand and which keys they see."""
 
-    rope: Pair  # cosines and sines [S, R, T, E/2]
-    own: jax.Array  # bool[T, U]
-    prompt: jax.Array | None  # bool[S, T, P] or, of every token alike, [S, 1, P]
+    rope: Pair  # cosines and sines [S, R, T, E/2]; here and below R is 1 where all rows are alike
+    own: jax.Array  # bool[T, U] or [S, R, T, U]
+    prompt: jax.Array | None  # bool[S, R, T, P]; T is 1 where all tokens are alike
 
 
 class Context(NamedTuple):
@@ -205,14 +205,15 @@ def _context(
     spec: ModelSpec, positions: jax.Array, back: jax.Array,
     prompt: types.PromptCache | None = None, index: jax.Array | None = None,
 ) -> Context:
-    """What layers see: tokens stand at positions i32[S, R, T], alike in all rows of a slot;
-    `back` i32[T, U] says how far each of the row's own keys lies behind each token."""
-    seen = None if prompt is None else prompt_mask(prompt)[:, None]
+    """What layers see: tokens stand at positions i32[S, R, T] (R is 1 where all rows are alike);
+    `back` i32[T, U] or [S, R, T, U] says how far each of the row's own keys lies behind each token,
+    negative if it is not seen."""
+    seen = None if prompt is None else prompt_mask(prompt)[:, None, None]
     views = (View(layers.rope_tables(positions, spec), back >= 0, seen),)
     if any(spec.sliding):
         near = seen
         if prompt is not None:
-            behind = positions[:, 0, :, None] - jnp.arange(prompt.keys.shape[-1])
+            behind = positions[..., None] - jnp.arange(prompt.keys[0].shape[-1])
             near = seen & (behind < spec.sliding_window)
         views += (View(layers.rope_tables(positions, spec, sliding=True),
                        (back >= 0) & (back < spec.sliding_window), near),)
@@ -247,53 +248,52 @@ def extend(
     """Hidden states [S, R, T, D] of rows i32[S, R, T] that continue their slot's prompt."""
     width = tokens.shape[2]
     positions = prompt.length[:, None, None] + jnp.arange(width)
-    positions = jnp.broadcast_to(positions, tokens.shape)
     context = _context(spec, positions, _triangle(width), prompt)
     return Decoder(spec).apply({"params": params}, tokens, (prompt.keys, prompt.values), context)[0]
 
 
 def prompt_mask(prompt: types.PromptCache) -> jax.Array:
     """bool[S, P], true on each prompt's own tokens."""
-    return jnp.arange(prompt.keys.shape[-1]) < prompt.length[:, None]
+    return jnp.arange(prompt.keys[0].shape[-1]) < prompt.length[:, None]
 
 
 def decode(
-    spec: ModelSpec, params: types.Tree, blocks: list[types.Tree], tokens: jax.Array,
-    prompt: types.PromptCache, own: types.SampleCache, index: jax.Array,
+    spec: ModelSpec, weights: types.Tree, tokens: jax.Array, prompt: types.PromptCache,
+    own: types.SampleCache, *, column: jax.Array, position: jax.Array,
 ) -> tuple[jax.Array, types.SampleCache]:
-    """Feed token `index` of each row, i32[S, R]; hidden [S, R, D] and the cache with it in.
+    """Feed a token of each row, i32[S, R]; hidden [S, R, D] and the cache with it in.
 
-    `blocks` are the parameters of each layer (`unstack`), cut out once before the loop.
+    The token is number `position` i32[S, R] of its row, and all are written at one `column`
+    i32[]. The columns are a ring: a row's own tokens are those up to `position` columns back.
+    `weights` are those of `unstack`. A row at position -1 sees no key of its own; its hidden state
+    means nothing.
     """
-    positions = (prompt.length + index)[:, None, None]
-    back = (index - jnp.arange(own.keys[0].shape[-1]))[None]
-    context = _context(spec, jnp.broadcast_to(positions, (*tokens.shape, 1)), back, prompt, index)
-    x = embed(params["embedding"], tokens[..., None], spec)
+    width = own.keys[0].shape[-1]
+    back = (column - jnp.arange(width)) % width
+    back = jnp.where(back <= position[..., None], back, -1)[:, :, None]
+    positions = (prompt.length[:, None] + position)[..., None]
+    context = _context(spec, positions, back, prompt, column)
+    x = embed(weights["embedding"], tokens[..., None], spec)
     keys, values = [], []
-    for layer, block in enumerate(blocks):
+    for layer, block in enumerate(weights["blocks"]):
         view = context.views[int(spec.sliding[layer]) if spec.sliding else FULL]
         x, (key, value) = Block(spec).apply(
             {"params": block}, x, (prompt.keys[layer], prompt.values[layer]),
             (own.keys[layer], own.values[layer]), None, context._replace(views=(view,)))
         keys.append(key)
         values.append(value)
-    x = layers.rms_norm(x, params["norm"], eps=spec.norm_eps, unit_offset=spec.unit_offset)
+    x = layers.rms_norm(x, weights["norm"], eps=spec.norm_eps, unit_offset=spec.unit_offset)
     return x[:, :, 0], types.SampleCache(tuple(keys), tuple(values))
 
 
-def unstack(spec: ModelSpec, params: types.Tree) -> list[types.Tree]:
-    """Each block's parameters, kernels in the compute dtype."""
+def unstack(spec: ModelSpec, params: types.Tree) -> types.Tree:
+    """The parameters as `decode` and the head read them: a list of blocks, matrices in the compute
+    dtype. Made once for many tokens."""
     def cut(layer: int) -> types.Tree:
         return jax.tree.map(lambda leaf: _cast(leaf[layer], spec), params["blocks"])
-    return [cut(layer) for layer in range(spec.layers)]
+    rest = {name: _cast(leaf, spec) for name, leaf in params.items() if name != "blocks"}
+    return rest | {"blocks": [cut(layer) for layer in range(spec.layers)]}
 
 
 def _cast(leaf: jax.Array, spec: ModelSpec) -> jax.Array:
     return leaf if leaf.ndim == 1 else leaf.astype(spec.compute_dtype)
-
-
-def empty_cache(spec: ModelSpec, slots: int, rows: int, width: int) -> types.SampleCache:
-    """A cache of zeros for rows of up to `width` tokens."""
-    keys = jnp.zeros((slots, rows, spec.kv_heads, spec.head_size, width), spec.compute_dtype)
-    values = keys.transpose(0, 1, 2, 4, 3)
-    return types.SampleCache((keys,) * spec.layers, (values,) * spec.layers)

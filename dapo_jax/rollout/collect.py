@@ -43,6 +43,7 @@ class Round:
     texts: list[str]
     scores: pools.Scores
     seconds: dict[str, float]
+    use: engines.Use = engines.Use()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Collected:
 def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: int) -> Round:
     """Generate and score the plan's groups."""
     begun = time.perf_counter()
-    samples = engines.run(source.engine, params, plan, table=source.table, root=source.root,
-                          step=step)
-    samples = stops.cut(samples, source.tokenizer.spelled, source.stop_texts)
+    served = engines.sample(source.engine, params, plan, table=source.table, root=source.root,
+                            step=step)
+    samples = stops.cut(served.samples, source.tokenizer.spelled, source.stop_texts)
     generated = time.perf_counter()
     texts = [decode(source.tokenizer, samples, row) for row in range(len(samples))]
     records = [source.table.records[prompt] for prompt in samples.prompt]
@@ -73,7 +74,7 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
                     step, scores.errors + scores.timeouts, len(texts), scores.timeouts,
                     scores.first_failure)
     seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
-    return Round(samples, texts, scores, seconds)
+    return Round(samples, texts, scores, seconds, served.use)
 
 
 def decode(tokenizer: tokenizers.Tokenizer, samples: types.Samples, row: int) -> str:
@@ -110,6 +111,8 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
         "invalid/reward_timeout": sum(one.scores.timeouts for one in rounds)}
     if rounds:
         values |= _text_metrics(rounds)
+        values["sampling/row_use"] = (sum(one.use.live for one in rounds)
+                                      / max(1, sum(one.use.computed for one in rounds)))
         tokens = sum(int(one.samples.length.sum()) for one in rounds)
         values["tokens_per_second/rollout"] = tokens / max(seconds["rollout"], 1e-9)
     return values
