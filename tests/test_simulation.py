@@ -159,7 +159,7 @@ def test_bootstrap_interval_holds_the_mean_and_widens_with_dependence():
 
 
 def test_steps_beyond_the_pool_leave_the_means_and_the_pairs():
-    full, short = one([[1, 1]] * 8), one([[1, 1]] * 7 + [[0, 1]])
+    full, short = one([[1, 1, 0]] * 8), one([[1, 1, 0]] * 7 + [[0, 1, 0]])
     rows = comparison.rows({"a": [full], "b": [short]}, base="a", first=0)
     assert rows[1].beyond == 1 and rows[1].saving.mean == pytest.approx(0.0)
-    assert rows[1].prompts == 2.0
+    assert short.asked[-1] == 3 and rows[1].prompts == 2.0
