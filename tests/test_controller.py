@@ -362,7 +362,7 @@ def test_metrics_have_their_public_names_and_finite_numbers_where_there_are_any(
     named = controller.metrics(report)
     assert set(named) == {
         "groups/all_zero", "groups/all_one", "groups/informative", "groups/invalid", "groups/kept",
-        "groups/carried", "groups/expired", "groups/in_flight", "sampling/asked",
+        "groups/carried", "groups/dropped", "groups/expired", "groups/in_flight", "sampling/asked",
         "sampling/skipped", "sampling/needed",
         "sampling/predicted", "sampling/rounds", "sampling/prompts", "sampling/samples",
         "sampling/tokens", "sampling/waste", "sampling/oracle_ratio", "reward/mean", "reward/std",

@@ -21,11 +21,11 @@ ADVICE = {
 class Report:
     """One step in numbers. NaN: nothing to measure.
 
-    asked + in flight before = all_zero + all_one + invalid + informative + in_flight.
-    Accepted groups (filter on: informative; off: all but invalid) + those carried before
-    = kept + carried + expired.
+    asked + in flight before = all_zero + all_one + invalid + informative + dropped + in_flight.
+    Accepted groups (filter on: informative; off: all but invalid) that were not dropped + those
+    carried before = kept + carried + expired.
     So with the filter on: asked + in flight before + carried before
-    = all_zero + all_one + invalid + kept + carried + expired + in_flight.
+    = all_zero + all_one + invalid + kept + carried + expired + dropped + in_flight.
     """
 
     all_zero: int
@@ -35,6 +35,7 @@ class Report:
     kept: int  # groups of the batch
     carried: int  # groups that wait for the next step
     expired: int  # accepted groups dropped for their age or their number
+    dropped: int  # groups abandoned half way, and accepted ones behind them
     in_flight: int  # groups asked for whose samples are not all there
     asked: int  # prompts sampled
     skipped: int  # turns that prompts lost by their history
@@ -56,7 +57,7 @@ class Report:
 METRICS = {
     **{f"groups/{name}": name for name in
        ("all_zero", "all_one", "informative", "invalid", "kept", "carried", "expired",
-        "in_flight")},
+        "dropped", "in_flight")},
     **{f"sampling/{name}": name for name in
        ("asked", "skipped", "needed", "predicted", "rounds", "samples", "tokens", "waste",
         "oracle_ratio")},
@@ -72,7 +73,9 @@ def measure(progress: gather.Progress, *, need: int, batch: types.Samples, rest:
     entries = progress.entries
     return dict(
         **group_counts(entries), kept=buffer.groups(batch), carried=buffer.groups(rest),
-        in_flight=int(np.sum(~entries.done)), asked=len(entries.prompt), skipped=progress.skipped,
+        dropped=int(np.sum(entries.dropped)),
+        in_flight=int(np.sum(~entries.done & ~entries.dropped)),
+        asked=len(entries.prompt), skipped=progress.skipped,
         rounds=progress.rounds, samples=progress.samples, tokens=int(np.sum(entries.tokens)),
         waste=_waste(entries, batch, rest),
         oracle_ratio=_oracle_ratio(gather.accepted(progress, size), need),
@@ -82,10 +85,11 @@ def measure(progress: gather.Progress, *, need: int, batch: types.Samples, rest:
 
 
 def group_counts(entries: gather.Entries) -> dict[str, int]:
-    """Finished groups of each kind."""
+    """Finished groups of each kind, without those dropped."""
     kinds = {"all_zero": filters.ALL_ZERO, "all_one": filters.ALL_ONE,
              "informative": filters.INFORMATIVE, "invalid": filters.INVALID}
-    return {name: int(np.sum(entries.kind[entries.done] == kind)) for name, kind in kinds.items()}
+    kind_of = entries.kind[entries.done & ~entries.dropped]
+    return {name: int(np.sum(kind_of == kind)) for name, kind in kinds.items()}
 
 
 def explain(progress: gather.Progress, *, need: int, limit: str,

@@ -126,33 +126,34 @@ def _gather(progress: Progress, opening: Opening, sample: Sampler,
     while True:
         short = int(np.sum(gather.accepted(progress, size))) < opening.need
         stages = int(np.sum(gather.ready(progress)))
-        stop = _stop(progress, size) if short else ""
+        stop = stopped(progress, size, again=True) if short else ""
         if progress.rounds >= size.dynamic.max_rounds or not stages and (stop or not short):
             return gather.close(progress, size=size), stop
         new = 0 if stop else further(progress, opening, size)
         if new and size.filter_enabled:
             new = predictor.round_up(stages + new, size.ladder) - stages
-        new = min(new, _max_prompts(size) - len(progress.entries.prompt))
+        new = min(new, max_prompts(size) - len(progress.entries.prompt))
         progress, plan = gather.plan(progress, new, size=size)
         progress = gather.observe(progress, sample(plan), groups=plan.group, size=size)
         progress = dataclasses.replace(progress, rounds=progress.rounds + 1)
 
 
-def _max_prompts(size: CollectSettings) -> int:
+def max_prompts(size: CollectSettings) -> int:
+    """Most prompts of a step."""
     return size.dynamic.max_prompts or 20 * size.groups
 
 
-def _stop(progress: Progress, size: CollectSettings) -> str:
-    """Why no further prompt may be asked for, or ""."""
+def stopped(progress: Progress, size: CollectSettings, *, again: bool) -> str:
+    """Why no further prompt may be asked for, or ""; `again`: it would be in a further round."""
     table, asked = len(progress.state.order.order), len(progress.entries.prompt)
     if choice.exhausted(progress.state.order, size.epochs, size.dynamic.choice):
         return EPOCHS_USED
     if asked >= table:
         return f"every prompt of the table was sampled in this step ({table} in the table)"
-    if progress.rounds >= size.dynamic.max_rounds:
+    if again and progress.rounds >= size.dynamic.max_rounds:
         return f"dynamic_sampling.max_rounds = {size.dynamic.max_rounds} generate rounds per step"
-    if asked >= _max_prompts(size):
-        return f"dynamic_sampling.max_prompts: {_max_prompts(size)} prompts per step"
+    if asked >= max_prompts(size):
+        return f"dynamic_sampling.max_prompts: {max_prompts(size)} prompts per step"
     return ""
 
 
@@ -163,9 +164,10 @@ def _learned(progress: Progress, report: Report, size: CollectSettings) -> types
     if empty and empty >= cfg.max_empty_steps:
         limit = f"dynamic_sampling.max_empty_steps = {empty} steps in a row without an update"
         raise LimitReached(accounts.explain(progress, need=report.needed, limit=limit, size=size))
-    seen = state.predictor
-    if report.asked and size.filter_enabled:
-        seen = predictor.update(seen, report.asked, report.informative, cfg=cfg.predictor)
+    seen, ready = state.predictor, gather.decided(progress.entries)
+    if ready and size.filter_enabled:  # those behind are decided where they are short
+        kept = int(np.sum(gather.accepted(progress, size)[:ready]))
+        seen = predictor.update(seen, ready, kept, cfg=cfg.predictor)
     return dataclasses.replace(
         state, predictor=seen, history=_remembered(state.history, progress.entries, cfg.history),
         empty_steps=np.asarray(empty, np.int32))

@@ -16,6 +16,14 @@ from dapo_jax.dynamic_sampling import filter as filters
 
 
 @dataclasses.dataclass(frozen=True)
+class Streaming:
+    """How a step samples without rounds; see stream.py."""
+
+    lag: int  # chunks after the one that finished a group until its rewards count
+    in_flight: str  # "finish" or "drop" what is not complete when the batch is
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectSettings:
     """What a step asks for."""
 
@@ -27,6 +35,7 @@ class CollectSettings:
     ladder: tuple[int, ...]  # prompts per generate call that are compiled; (): any number
     seed: int
     epochs: int  # 0: endless
+    stream: Streaming | None = None  # None: in rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Entries:
     pending: np.ndarray  # i32[m] samples to ask for next
     waiting: np.ndarray  # bool[m] asked for and not all back
     done: np.ndarray  # bool[m] its budget is used or was ended
+    dropped: np.ndarray  # bool[m] abandoned, or accepted behind one that was
     kind: np.ndarray  # i8[m] of filters, by the samples so far
     successes: np.ndarray  # i32[m] valid samples of reward >= history.SUCCESS
     trials: np.ndarray  # i32[m] valid samples
@@ -143,6 +153,32 @@ def close(progress: Progress, *, size: CollectSettings) -> Progress:
         progress, entries=_changed(entries, ended, pending=0, done=True)), size)
 
 
+def decided(entries: Entries) -> int:
+    """Groups in admission order before the first that is not done: they are as long as any."""
+    return int(np.argmin(np.append(entries.done, False)))
+
+
+def drop(progress: Progress, *, size: CollectSettings) -> Progress:
+    """Abandon all groups that are not done, and the accepted ones admitted behind the first of
+    them: those that are done before an older group are short ones."""
+    entries = progress.entries
+    behind = np.arange(len(entries.group)) >= decided(entries)
+    dropped = behind & (~entries.done | accepted(progress, size))
+    gone = np.isin(progress.pool.group, entries.group[dropped])
+    return dataclasses.replace(
+        progress, entries=dataclasses.replace(entries, dropped=dropped),
+        pool=progress.pool.take(~gone), open=progress.open.take(np.zeros(0, np.int32)))
+
+
+def spent(progress: Progress, partial: types.Samples) -> Progress:
+    """Count the tokens of samples that were cut off and never taken in."""
+    entries = progress.entries
+    place = np.searchsorted(entries.group, partial.group)
+    tokens = np.bincount(place, weights=partial.length, minlength=len(entries.group))
+    return dataclasses.replace(progress, entries=dataclasses.replace(
+        entries, tokens=entries.tokens + tokens.astype(np.int64)))
+
+
 def in_order(samples: types.Samples) -> types.Samples:
     """Rows by admission, then sample number."""
     return samples.take(np.lexsort([samples.sample, samples.group]))
@@ -199,8 +235,8 @@ def _settle(progress: Progress, size: CollectSettings) -> Progress:
 
 def _entries(prompt: np.ndarray, **columns: np.ndarray) -> Entries:
     """Entries of `prompt`, with `columns`; the others 0."""
-    dtypes = {"rate": np.float64, "waiting": bool, "done": bool, "kind": np.int8,
-              "tokens": np.int64}
+    dtypes = {"rate": np.float64, "waiting": bool, "done": bool, "dropped": bool,
+              "kind": np.int8, "tokens": np.int64}
     zeros = np.zeros(len(prompt), np.int32)
     return Entries(**{
         field.name: {"prompt": prompt, **columns}.get(field.name, zeros).astype(
