@@ -105,6 +105,12 @@ class Rollout:
                        "begins where one ends; 0: all of them")
     chunk: int = option(32, "tokens drawn in each row before the host looks at them")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
+    mode: str = option("rounds", "how a step of rl samples: requests one after another, or without "
+                       "a pause, prompts admitted as scores come in", ("rounds", "streaming"))
+    in_flight: str = option("finish", "streaming, prompts that are sampled when the batch is full: "
+                            "finish and carry them, or drop and count them", ("finish", "drop"))
+    reward_lag: int = option(1, "streaming: chunks after the one that ends a prompt's samples "
+                             "until their rewards count; more waits less and decides later")
 
 
 @dataclasses.dataclass(frozen=True)

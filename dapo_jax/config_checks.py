@@ -59,7 +59,7 @@ LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
     "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
     "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1, "rollout.top_k": 0,
-    "rollout.max_context": 0,
+    "rollout.max_context": 0, "rollout.reward_lag": 0,
     "scoring.workers": 1, "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1, "dynamic_sampling.predictor.window": 1,

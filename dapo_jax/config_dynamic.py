@@ -68,7 +68,8 @@ class DynamicSampling:
     carry_steps: int = option(1, "steps a surplus group may wait; 0: dropped and counted")
     carry_share: float = option(0.0, "surplus groups that may wait, as a share of "
                                 "prompts_per_step; 0: any number")
-    max_rounds: int = option(10, "generate rounds per step")
+    max_rounds: int = option(10, "generate rounds per step; rollout.mode = streaming: times that "
+                             "the device is filled when nothing is left on it")
     max_prompts: int = option(0, "prompts per step; 0: twenty times prompts_per_step")
     at_limit: str = option("error", "too few groups at a limit: stop, train on fewer, or train on "
                            "none", ("error", "partial", "skip"))

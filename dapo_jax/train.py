@@ -22,7 +22,7 @@ from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing, update
 from dapo_jax.learner import step as learner
-from dapo_jax.rollout import collect, engine
+from dapo_jax.rollout import collect, engine, streaming
 from dapo_jax.runtime import checkpoint, metrics, samples_log
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -184,10 +184,7 @@ def compile_phase(run: Run, phase: setup.Phase) -> PhaseRun:
     sampler = engine.compile_engine(
         parts.spec, setup.sampling(parts), parts.mesh,
         **setup.engine_shape(parts, phase.cfg.samples_per_prompt))
-    size = controller.CollectSettings(
-        groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
-        filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
-        ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
+    size = collect.settings(cfg, phase.cfg, filter_enabled=phase.algorithm.filter)
     source = collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
                             parts.tokenizer, run.pool, cfg.overlong, size, parts.stop_texts)
     return PhaseRun(phase, programs, source)
@@ -234,10 +231,10 @@ def _demonstrations(run: Run, phase_run: PhaseRun, state: types.RunState, step: 
 
 def _rollouts(run: Run, phase_run: PhaseRun, state: types.RunState, step: int) -> Batch:
     rounds: list[collect.Round] = []
-    kept = None
+    kept, source = None, phase_run.source
     try:
-        collected = collect.collect(
-            phase_run.source, state.train.params, state=state.controller, carried=state.buffer,
+        collected = (streaming if source.size.stream else collect).collect(
+            source, state.train.params, state=state.controller, carried=state.buffer,
             step=step, rounds=rounds)
     except controller.LimitReached:
         checkpoint.save(run.checkpoints, state)
