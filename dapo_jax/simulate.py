@@ -23,7 +23,8 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,27 +58,36 @@ def _reference(given: argparse.Namespace, progress: studies.Progress) -> Page:
 
 
 def _persistent(given: argparse.Namespace, progress: studies.Progress) -> Page:
-    world, groups = persistent.World(), given.groups or GROUPS
-    common = dict(samples=given.samples, groups=groups, runs=given.runs, seed=given.seed,
-                  costs=_costs(given), progress=progress)
-    notes = (
+    return Page("persistent", "Dynamic sampling over a table of prompts",
+                studies.persistents(**_table_study(given, progress)), (*_world_notes(given), (
+        "Carry: at most one step and a quarter of a batch, unless the row says otherwise. "
+        "`carried`: share of trained groups that waited; `age`: mean steps that trained groups "
+        "waited."), (
+        "Effective prompts: how many prompts would hold the informative visits if all had as many "
+        "(1 / sum of squared shares), in % of the table.")))
+
+
+def _sensitivity(given: argparse.Namespace, progress: studies.Progress) -> Page:
+    return Page("sensitivity", f"{policies.DEFAULT} under other drifts",
+                studies.sensitivity(**_table_study(given, progress)), _world_notes(given))
+
+
+def _table_study(given: argparse.Namespace, progress: studies.Progress) -> dict[str, Any]:
+    return dict(samples=given.samples, groups=given.groups or GROUPS, runs=given.runs,
+                seed=given.seed, costs=_costs(given), progress=progress)
+
+
+def _world_notes(given: argparse.Namespace) -> tuple[str, ...]:
+    world = persistent.World()
+    return (
         f"{world.prompts} prompts of their own p ~ Beta({world.a:g}, {world.b:g}); logit p rises "
         f"by {world.rise:g} over {world.rise_steps} steps, times 1 + {world.spread:g} z for each "
         f"prompt, and wanders by {world.wander:g} (standard deviation after as many steps).",
-        f"N = {groups}. All policies make as many updates as `{policies.WINDOW}` makes in "
-        f"{world.epochs} epochs, of N groups of G samples each, on the same answers; the first "
-        f"steps count too. {_cost_note(given)}",
+        f"N = {given.groups or GROUPS}. All policies make as many updates as `{policies.WINDOW}` "
+        f"makes in {world.epochs} epochs, of N groups of G samples each, on the same answers; the "
+        f"first steps count too. {_cost_note(given)}",
         f"Gap: between `{policies.WINDOW}` and the oracle that draws only informative prompts. "
-        f"±: 95 % intervals, Student's over {given.runs} runs, paired.",
-        "Carry: at most one step and a quarter of a batch, unless the row says otherwise. "
-        "`carried`: share of trained groups that waited; `age`: mean steps that trained groups "
-        "waited.",
-        "Effective prompts: how many prompts would hold the informative visits if all had as many "
-        "(1 / sum of squared shares), in % of the table.")
-    sections = studies.persistents(**common)
-    if given.sensitivity:
-        sections += studies.sensitivity(**common)
-    return Page("persistent", "Dynamic sampling over a table of prompts", sections, notes)
+        f"±: 95 % intervals, Student's over {given.runs} runs, paired.")
 
 
 def _replay(given: argparse.Namespace, progress: studies.Progress) -> Page:
@@ -256,6 +266,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _studies(given: argparse.Namespace) -> list[Callable[..., Page]]:
+    if given.sensitivity and not given.persistent:
+        raise config.ConfigError("--sensitivity belongs to --persistent")
+    if given.persistent:
+        return [_persistent, _sensitivity] if given.sensitivity else [_persistent]
+    return [_replay] if given.replay else [_reference]
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     given = _parser().parse_args(arguments)
@@ -269,10 +287,10 @@ def main(arguments: Sequence[str]) -> int:
         if given.out:
             print(*fit_page.write(given.out, found), sep="\n")
     else:
-        study = _replay if given.replay else _persistent if given.persistent else _reference
-        page = study(given, progress)
-        progress("")
-        _publish(given, page)
+        for study in _studies(given):
+            page = study(given, progress)
+            progress("")
+            _publish(given, page)
     return command_line.DONE
 
 

@@ -163,6 +163,28 @@ def test_bad_flags_end_with_status_2(flags, capsys):
     assert "usage: python -m dapo_jax.simulate" in capsys.readouterr().err
 
 
+def test_sensitivity_alone_is_refused():
+    with pytest.raises(config.ConfigError, match="belongs to --persistent"):
+        simulate.main(["--sensitivity"])
+
+
+def test_a_table_of_prompts_is_compared_for_as_many_updates(tmp_path, monkeypatch, capsys):
+    small = simulate.persistent.World
+    monkeypatch.setattr(simulate.persistent, "World", lambda **more: small(
+        **{"prompts": 60, "epochs": 2} | more))
+    assert simulate.main(["--persistent", "--sensitivity", "--runs=2", "--groups=8", "--samples=8",
+                          f"--out={tmp_path}"]) == 0
+    main, larger = json.loads((tmp_path / "persistent.json").read_text())["sections"]
+    rows = {row["name"]: row for row in main["rows"]}
+    assert rows[policies.WINDOW]["closed"]["mean"] == 0
+    assert rows[policies.ORACLE]["closed"]["mean"] == pytest.approx(100)
+    assert rows[policies.ORACLE]["seconds"]["mean"] == pytest.approx(77.9 + 1.8 * 8)
+    assert len(larger["rows"]) == 4 and larger["rows"][0]["name"] == policies.DEFAULT
+    other = json.loads((tmp_path / "sensitivity.json").read_text())["sections"][0]["rows"]
+    assert other[0]["closed"] == pytest.approx(rows[policies.DEFAULT]["closed"])
+    assert "gap closed, %" in capsys.readouterr().out
+
+
 def test_help_holds_an_example(capsys):
     with pytest.raises(SystemExit) as caught:
         simulate.main(["--help"])

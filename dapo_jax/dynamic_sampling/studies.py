@@ -79,8 +79,7 @@ def sensitivity(
             rows = _table_rows(world, chosen, runs=runs, seed=seed, costs=costs, progress=progress)
             found += [dataclasses.replace(row, name=name) for row in rows
                       if row.name == policies.DEFAULT]
-        sections.append(comparison.Section(f"{policies.DEFAULT} under other drifts, G = {size}",
-                                           tuple(found)))
+        sections.append(comparison.Section(f"G = {size}", tuple(found)))
     return sections
 
 
