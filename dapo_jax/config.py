@@ -101,8 +101,8 @@ class Rollout:
                          "budget")
     slots: tuple = option((8, 16, 32, 64), "prompts that are sampled at once; each number is "
                           "compiled, and the smallest that holds all prompts in work is run")
-    rows: int = option(0, "samples of a prompt that are sampled at once, and of which the next "
-                       "begins where one ends; 0: all of them")
+    rows: int = option(4, "samples of a prompt that are sampled at once; where one ends, the next "
+                       "begins (rollout/bounds.py says what that saves); 0: all of them")
     chunk: int = option(32, "tokens drawn in each row before the host looks at them")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
     mode: str = option("rounds", "how a step of rl samples: requests one after another, or without "

@@ -163,32 +163,23 @@ def test_another_visit_gives_other_samples(params):  # B57
     assert not (first.tokens == second.tokens).all(axis=-1).any()
 
 
-def always(params, token):
-    """Parameters that make one token certain: its embedding is the only long one."""
-    table = np.zeros_like(params["embedding"])
-    table[:] = 1.0
-    table[token] = 50.0
-    blocks = jax.tree.map(np.zeros_like, params["blocks"])
-    return params | {"embedding": table, "blocks": blocks, "norm": np.ones_like(params["norm"])}
-
-
 def test_a_stop_token_may_be_the_first(params):  # B44
     asked = prompts([0, 1, 2, 3])
-    out = run(always(params, tiny.STOP), asked)
+    out = run(tiny.always(params, tiny.STOP), asked)
     assert (out.length == 1).all() and out.stopped.all() and (out.tokens[..., 0] == tiny.STOP).all()
     assert not out.tokens[..., 1:].any()
 
 
 def test_rows_that_never_stop_end_at_their_budget_as_truncated(params):  # B47
     budget = np.array([1, 2, 6, 3], np.int32)
-    out = run(always(params, 5), prompts([0, 1, 2, 3], budget=budget))
+    out = run(tiny.always(params, 5), prompts([0, 1, 2, 3], budget=budget))
     np.testing.assert_array_equal(out.length, np.repeat(budget[:, None], tiny.ROWS, axis=1))
     assert not out.stopped.any()
     check_ends(out, budget, [tiny.STOP])
 
 
 def test_a_stop_token_at_the_budget_is_not_a_truncation(params):  # B47
-    out = run(always(params, tiny.STOP), prompts([0, 1, 2, 3], budget=1))
+    out = run(tiny.always(params, tiny.STOP), prompts([0, 1, 2, 3], budget=1))
     assert (out.length == 1).all() and out.stopped.all()
 
 
@@ -233,7 +224,7 @@ def begun(params, budget):
     """Slots at work on prompts 0 to 3, whose samples all go to their budgets."""
     empty, prefill, admit, draw_chunk = programs()
     asked = prompts([0, 1, 2, 3], budget=budget)
-    tree = always(params, 5)
+    tree = tiny.always(params, 5)
     slots = admit(empty(), asked, *prefill(tree, asked.tokens, asked.length))
     return slots, functools.partial(draw_chunk, transformer.unstack(tiny.SPEC, tree))
 
