@@ -104,6 +104,8 @@ class Rollout:
     rows: int = option(4, "samples of a prompt that are sampled at once; where one ends, the next "
                        "begins (rollout/bounds.py says what that saves); 0: all of them")
     chunk: int = option(32, "tokens drawn in each row before the host looks at them")
+    gather: bool = option(True, "hold whole weights on every device of mesh.fsdp while sampling; "
+                          "False: gather them for every token, which needs less memory")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
     mode: str = option("rounds", "how a step of rl samples: requests one after another, or without "
                        "a pause, prompts admitted as scores come in", ("rounds", "streaming"))

@@ -239,8 +239,8 @@ def engine_shape(parts: Parts, samples: int) -> dict[str, Any]:
     """What engine.compile_engine is told of shapes, for groups of so many samples."""
     rollout = parts.cfg.rollout
     return {"rows": min(rollout.rows or samples, samples), "share": samples,
-            "slots": rollout.slots, "chunk": rollout.chunk, "buckets": parts.cfg.prompts.buckets,
-            "max_context": rollout.max_context}
+            "slots": rollout.slots, "chunk": rollout.chunk, "gather": rollout.gather,
+            "buckets": parts.cfg.prompts.buckets, "max_context": rollout.max_context}
 
 
 def update_settings(parts: Parts, phase: Phase) -> update.Settings:

@@ -87,15 +87,17 @@ class _Hall:
 def compile_engine(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
     buckets: Sequence[int], max_context: int = 0, share: int = 0, chunk: int = 32,
+    gather: bool = True,
 ) -> Engine:
     """Compile every shape that a run can ask for.
 
     `share` is how many samples of a group stream through one slot (0: rows), `chunk` how many
-    tokens a row draws before the host looks.
+    tokens a row draws before the host looks. `gather`: weights are whole on each device of the
+    mesh's fsdp axis while samples are drawn; else they are gathered for every token.
     """
     compiled = programs.compile_programs(
         spec, sampling, mesh, rows=rows, slots=slots, buckets=buckets,
-        chunk=min(chunk, sampling.max_new_tokens))
+        chunk=min(chunk, sampling.max_new_tokens), gather=gather)
     return Engine(sampling, rows, share or rows, tuple(slots), tuple(buckets), max_context,
                   mesh_lib.batch_parts(mesh), compiled)
 

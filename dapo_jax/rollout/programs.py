@@ -36,9 +36,9 @@ class Programs:
 
 def compile_programs(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
-    buckets: Sequence[int], chunk: int,
+    buckets: Sequence[int], chunk: int, gather: bool,
 ) -> Programs:
-    """Compile every shape that a run can ask for."""
+    """Compile every shape that a run can ask for; see engine.compile_engine."""
     parts, admitted = mesh_lib.batch_parts(mesh), refill(slots[-1], mesh_lib.batch_parts(mesh))
     split, whole = NamedSharding(mesh, SPLIT), mesh_lib.replicated(mesh)
     params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
@@ -48,7 +48,7 @@ def compile_programs(
     state = {count: _state(spec, mesh, slots=count, **shape) for count in slots}
     unstack = functools.partial(transformer.unstack, spec)
     prefill = functools.partial(transformer.prefill, spec)
-    weights = _compiled(unstack, params, out=None)
+    weights = _compiled(unstack, params, out=_weight_places(spec, mesh, gather=gather))
     ran = {width: _prefilled(spec, mesh, admitted, width) for width in buckets}
     asked = {width: _prompts(admitted, width, split) for width in buckets}
     log = NamedSharding(mesh, PartitionSpec(None, *SPLIT))
@@ -74,6 +74,19 @@ def compile_programs(
             for small, large in itertools.pairwise(slots) for pair in ((small, large),
                                                                        (large, small))},
         admitted=admitted, split=split, whole=whole)
+
+
+def _weight_places(spec: ModelSpec, mesh: Mesh, *, gather: bool) -> types.Tree:
+    """Where the weights of decode lie: as the parameters, or whole over fsdp, so that no token
+    waits for them."""
+    def place(sharding: NamedSharding, skip: int = 0) -> NamedSharding:
+        axes = (None if gather and axis == "fsdp" else axis for axis in sharding.spec[skip:])
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    shardings = mesh_lib.param_shardings(mesh, spec)
+    block = jax.tree.map(functools.partial(place, skip=1), shardings["blocks"])
+    rest = {name: place(leaf) for name, leaf in shardings.items() if name != "blocks"}
+    return rest | {"blocks": [block] * spec.layers}
 
 
 def refill(slots: int, parts: int) -> int:
