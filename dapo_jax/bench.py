@@ -55,8 +55,7 @@ def bench_rollout(cfg: config.Config, *, repeats: int, uneven: bool) -> dict[str
     begun = time.perf_counter()
     engine = engines.compile_engine(
         parts.spec, setup.sampling(parts, stop_ids=()), parts.mesh,
-        rows=cfg.rl.samples_per_prompt, slots=cfg.rollout.slots, buckets=cfg.prompts.buckets,
-        max_context=cfg.rollout.max_context)
+        **setup.engine_shape(parts, cfg.rl.samples_per_prompt))
     compiled = time.perf_counter() - begun
     params, root = setup.initial_params(parts), setup.key(parts, setup.ROLLOUT)
 

@@ -1,7 +1,8 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below, and those of config_learner.py, are the only definition of every field, default
-and help text. A configuration file returns `default()` with changes; `--config.a.b=v` changes one
+The records below, and those of config_learner.py and config_dynamic.py, are the only definition of
+every field, default and help text. A configuration file returns `default()` with changes;
+`--config.a.b=v` changes one
 more. Unit of every count is in its help text. None means: what the algorithm's preset says.
 """
 
@@ -14,12 +15,12 @@ from typing import Any, get_args, get_type_hints
 import ml_collections
 from ml_collections import config_dict
 
-from dapo_jax.config_fields import option, section
+from dapo_jax.config_dynamic import Budget, Choice, DynamicSampling, History, Predictor
+from dapo_jax.config_fields import ConfigError, option, section
 from dapo_jax.config_learner import AlgorithmChoice, Phase
 
-
-class ConfigError(ValueError):
-    """Bad configuration or data: the message says which field and what to do; exit status 2."""
+__all__ = ["AlgorithmChoice", "Budget", "Choice", "ConfigError", "DynamicSampling", "History",
+           "Phase", "Predictor", "option", "section"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +145,20 @@ class Rollout:
     stop: tuple = option(("\n",), "texts that end a completion, besides the tokenizer's own end; "
                          "one of several tokens is found after generating, which goes on to the "
                          "budget")
-    slots: tuple = option((8, 16, 32, 64), "numbers of prompts per generate call that are "
-                          "compiled")
+    slots: tuple = option((8, 16, 32, 64), "prompts that are sampled at once; each number is "
+                          "compiled, and the smallest that holds all prompts in work is run")
+    rows: int = option(4, "samples of a prompt that are sampled at once; where one ends, the next "
+                       "begins (rollout/bounds.py says what that saves); 0: all of them")
+    chunk: int = option(32, "tokens drawn in each row before the host looks at them")
+    gather: bool = option(True, "hold whole weights on every device of mesh.fsdp while sampling; "
+                          "False: gather them for every token, which needs less memory")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
+    mode: str = option("rounds", "how a step of rl samples: requests one after another, or without "
+                       "a pause, prompts admitted as scores come in", ("rounds", "streaming"))
+    in_flight: str = option("finish", "streaming, prompts that are sampled when the batch is full: "
+                            "finish and carry them, or drop and count them", ("finish", "drop"))
+    reward_lag: int = option(1, "streaming: chunks after the one that ends a prompt's samples "
+                             "until their rewards count; more waits less and decides later")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,32 +178,6 @@ class Filter:
     metric: str = option("task", "what must differ: the raw task reward, or the shaped one",
                          ("task", "shaped"))
     tolerance: float = option(1e-6, "rewards that differ by no more count as equal")
-
-
-@dataclasses.dataclass(frozen=True)
-class Predictor:
-    kind: str = option("window", "how the first request of a step is sized", ("fixed", "window"))
-    multiplier: float = option(3.0, "fixed: requested / needed; window: until the window is full")
-    window: int = option(8, "steps looked at")
-    eager: bool = option(False, "predict from the entries there are, before the window is full")
-    alpha: float = option(1.0, "weight of the standard deviation")
-    gamma: float = option(0.8, "decay of the weighted mean, per step")
-    ratio1: float = option(1.0, "factor of mean + alpha * std")
-    ratio2: float = option(1.0, "factor of the decayed mean")
-    q: float = option(1.05, "factor of the larger of the two")
-    max_multiplier: float = option(10.0, "bound of requested / needed")
-
-
-@dataclasses.dataclass(frozen=True)
-class DynamicSampling:
-    predictor: Predictor = section(Predictor)
-    refill_factor: float = option(1.25, "a refill asks for this times the expected need")
-    carry_steps: int = option(1, "steps a surplus group may wait; 0: dropped and counted")
-    max_rounds: int = option(10, "generate rounds per step")
-    max_prompts: int = option(0, "prompts per step; 0: twenty times prompts_per_step")
-    at_limit: str = option("error", "too few groups at a limit: stop, train on fewer, or train on "
-                           "none", ("error", "partial", "skip"))
-    max_empty_steps: int = option(3, "steps in a row without an update before the run stops")
 
 
 @dataclasses.dataclass(frozen=True)

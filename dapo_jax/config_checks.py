@@ -58,11 +58,17 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
 LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
     "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
-    "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.top_k": 0, "rollout.max_context": 0,
+    "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1,
+    "rollout.top_k": 0, "rollout.max_context": 0, "rollout.reward_lag": 0,
     "scoring.workers": 1, "scoring.memory_mb": 0,
     "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1, "dynamic_sampling.predictor.window": 1,
+    "dynamic_sampling.predictor.round_cost": 0, "dynamic_sampling.predictor.prompt_cost": 0,
+    "dynamic_sampling.carry_share": 0, "dynamic_sampling.budget.least": 2,
+    "dynamic_sampling.budget.most": 0, "dynamic_sampling.budget.first": 2,
+    "dynamic_sampling.budget.stages": 1, "dynamic_sampling.budget.each": 1,
+    "dynamic_sampling.choice.longest_gap": 0,
     "overlong.cache": 0, "overlong.factor": 0, "eval.every": 0, "eval.prompts": 1,
     "eval.samples": 1, "eval.top_k": 0, "eval.page_rows": 0,
     "task.shots": 0, "checkpoint.every": 0, "checkpoint.keep": 1,
@@ -79,10 +85,13 @@ RANGES = {
     "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
     "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),
     "dynamic_sampling.predictor.max_multiplier": (1, 1e6),
+    "dynamic_sampling.history.decay": (0, 1), "dynamic_sampling.choice.skip_growth": (0, 1),
+    "dynamic_sampling.choice.skip_most": (0, 0.99), "dynamic_sampling.choice.target": (0, 1),
 }
 ABOVE_0 = (
     "model.rope_base", "model.norm_eps", "lora.alpha",
     "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
+    "dynamic_sampling.history.prior_right", "dynamic_sampling.history.prior_wrong",
     *(f"{phase}.optimizer.{name}" for phase in ("sft", "rl") for name in ("learning_rate", "eps")))
 SHARES = ("rollout.top_p", "eval.top_p", "dynamic_sampling.predictor.gamma")
 
@@ -157,8 +166,36 @@ def _check_sampling(cfg: config.Config) -> None:
     _require(1 <= predictor.multiplier <= predictor.max_multiplier,
              "dynamic_sampling.predictor.multiplier", predictor.multiplier,
              f"from 1 to max_multiplier = {predictor.max_multiplier}")
+    _check_dynamic(cfg)
     _require(cfg.overlong.cache <= cfg.rollout.max_new_tokens, "overlong.cache",
              cfg.overlong.cache, f"at most rollout.max_new_tokens = {cfg.rollout.max_new_tokens}")
+
+
+def _check_dynamic(cfg: config.Config) -> None:
+    dynamic, samples = cfg.dynamic_sampling, cfg.rl.samples_per_prompt
+    costs = dynamic.predictor
+    _require((costs.round_cost > 0) == (costs.prompt_cost > 0),
+             "dynamic_sampling.predictor.prompt_cost", costs.prompt_cost,
+             f"above 0 exactly if round_cost is, which is {costs.round_cost:g}: both have one unit")
+    budget = dynamic.budget
+    most = budget.most or 2 * samples
+    if budget.kind in ("hard_more", "allocate"):
+        _require(budget.least <= most, "dynamic_sampling.budget.least", budget.least,
+                 f"at most dynamic_sampling.budget.most = {most}")
+    if budget.kind == "allocate":
+        _require(budget.least <= samples <= most, "dynamic_sampling.budget.least", budget.least,
+                 f"at most rl.samples_per_prompt = {samples}, the mean budget, which is at most "
+                 f"dynamic_sampling.budget.most = {most}")
+    if budget.kind == "screening":
+        _require(budget.first * budget.stages <= samples, "dynamic_sampling.budget.first",
+                 budget.first, f"so small that {budget.stages} stages fit into "
+                 f"rl.samples_per_prompt = {samples}")
+    if budget.kind == "successive":
+        _require(2 * budget.each <= most, "dynamic_sampling.budget.each", budget.each,
+                 f"at most half of dynamic_sampling.budget.most = {most}")
+    _require(0 < budget.tau < 1, "dynamic_sampling.budget.tau", budget.tau, "between 0 and 1")
+    _require(dynamic.choice.kind != "difficulty" or not cfg.rl.epochs, "rl.epochs", cfg.rl.epochs,
+             "0 (set rl.steps) where dynamic_sampling.choice.kind is difficulty: it has no epochs")
 
 
 def _check_ladder(sizes: tuple, name: str) -> None:

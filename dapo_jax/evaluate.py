@@ -61,14 +61,14 @@ def check(parts: setup.Parts, pool: pools.Pool) -> None:
 
 
 def compile_source(
-    parts: setup.Parts, pool: pools.Pool, table: types.PromptTable, *, rows: int,
+    parts: setup.Parts, pool: pools.Pool, table: types.PromptTable, *, samples: int,
     slots: tuple[int, ...], **changes: object,
 ) -> collect.Source:
-    """Compile an engine that samples `rows` answers to each prompt of the table; `changes` of how
+    """Compile an engine that samples so many answers to each prompt of the table; `changes` of how
     they are drawn. Keys are the evaluation's, so nothing of a run's training is repeated."""
     engine = engines.compile_engine(
-        parts.spec, setup.sampling(parts, **changes), parts.mesh, rows=rows, slots=slots,
-        buckets=parts.cfg.prompts.buckets, max_context=parts.cfg.rollout.max_context)
+        parts.spec, setup.sampling(parts, **changes), parts.mesh,
+        **setup.engine_shape(parts, samples) | {"slots": slots})
     return collect.Source(engine, setup.key(parts, setup.EVALUATION), table, parts.tokenizer, pool,
                           config.Overlong(), stop_texts=parts.stop_texts)
 
@@ -76,9 +76,9 @@ def compile_source(
 def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:
     """Compile the sampled and, if asked for, the greedy engine."""
     cfg, slots = parts.cfg.eval, parts.cfg.rollout.slots[-1:]
-    sampled = compile_source(parts, pool, parts.eval_table, rows=cfg.samples, slots=slots,
+    sampled = compile_source(parts, pool, parts.eval_table, samples=cfg.samples, slots=slots,
                              temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p)
-    greedy = compile_source(parts, pool, parts.eval_table, rows=1, slots=slots, temperature=0.0
+    greedy = compile_source(parts, pool, parts.eval_table, samples=1, slots=slots, temperature=0.0
                             ) if cfg.greedy else None
     return Evaluator(sampled, greedy, extractor(parts), cfg)
 
@@ -103,9 +103,9 @@ def evaluate(evaluator: Evaluator, params: types.Tree, *, step: int) -> Outcome:
 
 def sample(source: collect.Source, params: types.Tree, prompts: np.ndarray, *, step: int
            ) -> collect.Round:
-    """As many answers to each of the prompts i32[n] as the engine has rows, in their order."""
+    """As many answers to each of the prompts i32[n] as the engine was made for, in their order."""
     plan = types.Plan(prompt=prompts, visit=np.zeros_like(prompts), group=prompts,
-                      size=np.full_like(prompts, source.engine.rows))
+                      size=np.full_like(prompts, source.engine.share))
     return collect.sample_round(source, params, plan, step=step)
 
 

@@ -44,11 +44,10 @@ def generate(
     before it. Raises ConfigError for a prompt that is too long or cannot be encoded.
     """
     table = _table(model, texts)
-    cfg = model.cfg
     changes = {"temperature": 0.0} if greedy else {}
     engine = engines.compile_engine(
-        model.spec, setup.sampling(model, **changes), model.mesh, rows=samples,
-        slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
+        model.spec, setup.sampling(model, **changes), model.mesh,
+        **setup.engine_shape(model, samples))
     ids = np.arange(len(table), dtype=np.int32)
     plan = types.Plan(prompt=ids, visit=np.full_like(ids, VISIT), group=ids,
                       size=np.full_like(ids, samples))

@@ -6,7 +6,6 @@ import pathlib
 import jax
 
 from dapo_jax import setup, setup_phases, types
-from dapo_jax.dynamic_sampling import controller
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import update
 from dapo_jax.models import hf
@@ -43,12 +42,9 @@ def ready(
 def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> collect.Source:
     cfg = parts.cfg
     sampler = engine.compile_engine(
-        parts.spec, setup.sampling(parts), parts.mesh, rows=phase.cfg.samples_per_prompt,
-        slots=cfg.rollout.slots, buckets=cfg.prompts.buckets, max_context=cfg.rollout.max_context)
-    size = controller.CollectSettings(
-        groups=phase.cfg.prompts_per_step, samples_per_prompt=phase.cfg.samples_per_prompt,
-        filter_enabled=phase.algorithm.filter, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
-        ladder=cfg.rollout.slots, seed=cfg.seed, epochs=phase.cfg.epochs)
+        parts.spec, setup.sampling(parts), parts.mesh,
+        **setup.engine_shape(parts, phase.cfg.samples_per_prompt))
+    size = collect.settings(cfg, phase.cfg, filter_enabled=phase.algorithm.filter)
     return collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
                           parts.tokenizer, pool, cfg.overlong, size, parts.stop_texts)
 

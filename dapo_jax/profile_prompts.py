@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> int:
         step, params = evaluate.starting_point(parts, flags["workdir"],
                                                wanted=flags["checkpoint"])
         name = profile_name(cfg, samples=flags["samples"], workdir=flags["workdir"], step=step)
-        source = evaluate.compile_source(parts, pool, parts.train_table, rows=flags["samples"],
+        source = evaluate.compile_source(parts, pool, parts.train_table, samples=flags["samples"],
                                          slots=cfg.rollout.slots[-1:])
         profile(source, params, path, name=name, piece=PIECE * cfg.rollout.slots[-1])
     print(json.dumps(summary(path)))

@@ -6,6 +6,7 @@ import math
 import pathlib
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,6 +150,14 @@ def sampling(parts: Model, **changes: object) -> draw.Sampling:
     drawn = draw.Sampling(max_new_tokens=rollout.max_new_tokens, stop_ids=parts.stop_ids,
                          temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p)
     return dataclasses.replace(drawn, **changes)
+
+
+def engine_shape(parts: Model, samples: int) -> dict[str, Any]:
+    """What engine.compile_engine is told of shapes, for groups of so many samples."""
+    rollout = parts.cfg.rollout
+    return {"rows": min(rollout.rows or samples, samples), "share": samples,
+            "slots": rollout.slots, "chunk": rollout.chunk, "gather": rollout.gather,
+            "buckets": parts.cfg.prompts.buckets, "max_context": rollout.max_context}
 
 
 def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:

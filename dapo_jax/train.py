@@ -22,7 +22,7 @@ from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
 from dapo_jax.learner import step as learner
-from dapo_jax.rollout import collect
+from dapo_jax.rollout import collect, streaming
 from dapo_jax.runtime import checkpoint, eval_files, failed_updates, metrics, samples_log
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -210,10 +210,10 @@ def _demonstrations(
 
 def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
     rounds: list[collect.Round] = []
-    kept = None
+    kept, source = None, phase_run.source
     try:
-        collected = collect.collect(
-            phase_run.source, state.train.params, state=state.controller, carried=state.buffer,
+        collected = (streaming if source.size.stream else collect).collect(
+            source, state.train.params, state=state.controller, carried=state.buffer,
             step=step, rounds=rounds)
     except controller.LimitReached:
         checkpoint.save(run.checkpoints, state)

@@ -54,6 +54,8 @@ class Plan:
     visit: np.ndarray  # i32[n] how often the prompt was sampled before
     group: np.ndarray  # i32[n] unique in the run
     size: np.ndarray  # i32[n] samples to draw
+    budget: np.ndarray | None = None  # i32[n] new tokens allowed to each sample; None: as many as T
+    first: np.ndarray | None = None  # i32[n] number of the first sample in its visit; None: 0
 
 
 @_pytree
@@ -109,6 +111,8 @@ class PredictorState:
     asked: np.ndarray  # i32[W]
     kept: np.ndarray  # i32[W]
     count: np.ndarray  # i32[] entries in use, <= W
+    round_cost: np.ndarray  # f32[] of one more round; 0: not known
+    prompt_cost: np.ndarray  # f32[] of one more prompt, in the same unit; 0: not known
 
 
 @_pytree
@@ -116,6 +120,10 @@ class HistoryState:
     """What is known of each prompt."""
 
     visits: np.ndarray  # i32[Q] times sampled
+    successes: np.ndarray  # f32[Q] decayed; a success: a valid sample of task reward >= 0.5
+    trials: np.ndarray  # f32[Q] decayed: valid samples
+    streak: np.ndarray  # i32[Q] visits in a row without a difference in reward
+    last: np.ndarray  # i32[Q] step of the last visit; -1: none
 
 
 @_pytree
@@ -134,32 +142,24 @@ class ControllerState:
 
 @_pytree
 class Prompts:
-    """Input of one generate call: a prompt a slot."""
+    """Input of one admission: prompts for free slots, A at once."""
 
-    tokens: jax.Array  # i32[S, P] right-padded
-    length: jax.Array  # i32[S] 0: idle slot
-    prompt: jax.Array  # i32[S]
-    visit: jax.Array  # i32[S]
-    sample: jax.Array  # i32[S] number of the slot's first row
-    budget: jax.Array  # i32[S] new tokens allowed to each row, <= T
-
-
-@_pytree
-class Rollout:
-    """Output of one generate call."""
-
-    tokens: jax.Array  # i32[S, R, T] 0 from length on
-    logprobs: jax.Array  # f32[S, R, T]
-    length: jax.Array  # i32[S, R]
-    stopped: jax.Array  # bool[S, R]
+    tokens: jax.Array  # i32[A, P] right-padded
+    length: jax.Array  # i32[A]
+    slot: jax.Array  # i32[A] its place within a part of the slots; S or more: nowhere
+    prompt: jax.Array  # i32[A]
+    visit: jax.Array  # i32[A]
+    sample: jax.Array  # i32[A] number of the first sample to draw
+    count: jax.Array  # i32[A] samples to draw
+    budget: jax.Array  # i32[A] new tokens allowed to each sample, 1 to T
 
 
 @_pytree
 class PromptCache:
     """Keys and values of each slot's prompt, shared by its rows."""
 
-    keys: jax.Array  # [N, S, K, E, P]
-    values: jax.Array  # [N, S, K, P, E]
+    keys: jax.Array  # [N, S, K, E, P]; in slots a tuple of N, so that each is its own buffer
+    values: jax.Array  # [N, S, K, P, E]; in slots a tuple
     length: jax.Array  # i32[S]
 
 
@@ -180,6 +180,43 @@ class Packed:
     segment: jax.Array  # i32[S, P] number of the token's prompt within its slot; -1 on padding
     after: jax.Array  # i32[S, R, T] place in P of the last token of the prompt that the token's
     # sample continues; -1 on padding
+
+
+@_pytree
+class Slots:
+    """The sampler's state: S prompts, and R rows each through which a prompt's samples stream.
+
+    All rows write at one column, `clock`, whatever their position: no row outlives T tokens, so
+    what it wrote is the newest of the T columns. A sample is its prompt and the tokens so far; one
+    that was cut off goes on, from its row of types.Samples, as a slot whose prompt is both, with a
+    first position that is not 0 (draws go by position, log-probs so far are in that row).
+    """
+
+    cache: PromptCache
+    hidden: jax.Array  # [S, D] of the prompt's last token, from which first tokens are drawn
+    own: SampleCache
+    clock: jax.Array  # i32[] the column that is written next
+    prompt: jax.Array  # i32[S]
+    visit: jax.Array  # i32[S]
+    budget: jax.Array  # i32[S] new tokens allowed to each sample
+    next: jax.Array  # i32[S] number of the sample that begins next
+    left: jax.Array  # i32[S] samples that have not begun
+    token: jax.Array  # i32[S, R] the newest
+    sample: jax.Array  # i32[S, R] number of the sample
+    position: jax.Array  # i32[S, R] of the token that is drawn next
+    live: jax.Array  # bool[S, R] the row has a sample
+
+
+@_pytree
+class Chunk:
+    """What a decode call drew; columns from `steps` on were not run."""
+
+    token: jax.Array  # i32[C, S, R]
+    logprob: jax.Array  # f32[C, S, R]
+    sample: jax.Array  # i32[C, S, R] whose token it is; -1: a row without one
+    position: jax.Array  # i32[C, S, R] of the token in its sample
+    steps: jax.Array  # i32[]
+    free: jax.Array  # bool[S] slots without a live row, at the end
 
 
 @_pytree

@@ -1,6 +1,8 @@
 """Reward functions of tests of whole runs; the scoring processes import them."""
 
 import collections
+import os
+import time
 
 _calls = collections.Counter()
 
@@ -34,3 +36,17 @@ def fails(text, record):
 def sevens(text, record):
     """The share of sevens among four characters."""
     return text.count("7") / 4
+
+
+def hangs(text, record):
+    """Never answers for texts that begin with 7, and else is `odd`."""
+    if text[:1] == "7":
+        time.sleep(60)
+    return odd(text, record)
+
+
+def dies(text, record):
+    """Ends its process at texts that begin with 7, and else is `odd`."""
+    if text[:1] == "7":
+        os._exit(3)
+    return odd(text, record)

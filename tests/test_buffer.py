@@ -89,3 +89,9 @@ def test_nothing_is_changed_in_place():
     buffer.draw(held, 1)
     buffer.evict(held, step=5, carry_steps=0)
     assert aligned(held) == [0, 1, 2]
+
+
+def test_a_limit_drops_whole_groups_from_the_end_and_counts_them():
+    kept, dropped = buffer.limit(rows([4, 4, 3, 1, 1]), 2)
+    assert kept.group.tolist() == [4, 4, 3] and dropped == 1 and aligned(kept) == [0, 1, 2]
+    assert buffer.limit(rows([4, 3]), 5)[1] == 0 and buffer.limit(rows([4, 3]), 0)[1] == 2

@@ -37,8 +37,12 @@ def run_state(step: int, rows: int = 0, width: int = 8) -> types.RunState:
     train = types.TrainState(params=params, opt_state=(jnp.int32(step), {"nu": jnp.float32(1e-30)}),
                              updates=jnp.int32(step))
     controller = types.ControllerState(
-        predictor=types.PredictorState(i32(1, 2), i32(3, 4), i32(2)),
-        history=types.HistoryState(rng.integers(0, 9, 4).astype(np.int32)),
+        predictor=types.PredictorState(i32(1, 2), i32(3, 4), i32(2), np.float32(5),
+                                       np.float32(0.5)),
+        history=types.HistoryState(
+            visits=rng.integers(0, 9, 4).astype(np.int32),
+            successes=rng.random(4, np.float32), trials=rng.random(4, np.float32),
+            streak=rng.integers(0, 9, 4).astype(np.int32), last=i32(-1, 3, 4, 9)),
         order=types.EpochOrder(rng.permutation(4).astype(np.int32), i32(0), np.int32(step)),
         next_group=i32(7), empty_steps=i32(0))
     return types.RunState(train=train, controller=controller,

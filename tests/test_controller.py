@@ -6,79 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stand_in import BROKEN, MIXED, RIGHT, WRONG, Engine, ids, run, setup, start
 
-from dapo_jax import config, types
 from dapo_jax.buffer import buffer
 from dapo_jax.dynamic_sampling import controller
-
-WIDTH = 3
-MIXED, RIGHT, WRONG, BROKEN = "mixed", "right", "wrong", "broken"
-
-
-def setup(*, groups=4, samples=2, enabled=True, ladder=(), epochs=0, multiplier=3.0,
-          kind="fixed", **dynamic) -> controller.CollectSettings:
-    return controller.CollectSettings(
-        groups=groups, samples_per_prompt=samples, filter_enabled=enabled, filter=config.Filter(),
-        dynamic=config.DynamicSampling(
-            predictor=config.Predictor(kind=kind, multiplier=multiplier), **dynamic),
-        ladder=ladder, seed=3, epochs=epochs)
-
-
-class Engine:
-    """A stand-in for rollout and scoring: outcome by the number of the group in the run."""
-
-    def __init__(self, outcomes, *, step=0, shuffle=None, lengths=(2,)):
-        self.outcomes, self.step, self.shuffle, self.lengths = outcomes, step, shuffle, lengths
-        self.plans: list[types.Plan] = []
-
-    def __call__(self, plan: types.Plan) -> types.Samples:
-        self.plans.append(plan)
-        rows = [row for i in range(len(plan.group)) for row in self.group(plan, i)]
-        if self.shuffle is not None:
-            rows = [rows[i] for i in self.shuffle.permutation(len(rows))]
-        table = {name: np.array([row[name] for row in rows]) for name in (
-            "group", "prompt", "visit", "sample", "reward", "valid", "length")}
-        n = len(rows)
-        return types.Samples(
-            tokens=np.tile(table["group"][:, None], (1, WIDTH)).astype(np.int32),
-            loss_mask=np.ones((n, WIDTH), bool), logprobs=np.zeros((n, WIDTH), np.float32),
-            length=table["length"].astype(np.int32), stopped=np.ones(n, bool),
-            reward=table["reward"].astype(np.float32), valid=table["valid"].astype(bool),
-            shaped=table["reward"].astype(np.float32) - 0.5,
-            **{name: table[name].astype(np.int32) for name in
-               ("group", "prompt", "visit", "sample")}, born=np.full(n, self.step, np.int32))
-
-    def group(self, plan, i):
-        number = int(plan.group[i])
-        outcome = self.outcomes(number) if callable(self.outcomes) else self.outcomes[number]
-        for j in range(int(plan.size[i])):
-            right = outcome == RIGHT or (outcome == MIXED and j % 2 == 0)
-            yield {"group": number, "prompt": int(plan.prompt[i]), "visit": int(plan.visit[i]),
-                   "sample": j, "reward": float(right), "valid": outcome != BROKEN,
-                   "length": self.lengths[number % len(self.lengths)]}
-
-    @property
-    def asked(self):
-        return [len(plan.group) for plan in self.plans]
-
-
-def start(table: int, size: controller.CollectSettings):
-    state = controller.init(table, seed=size.seed, cfg=size.dynamic)
-    return state, types.no_samples(WIDTH)
-
-
-def run(engine: Engine, size: controller.CollectSettings, *, steps: int, table: int = 200):
-    """Steps one after another; reports and batches."""
-    state, held = start(table, size)
-    for step in range(steps):
-        engine.step = step
-        state, held, batch, report = controller.collect(state, held, step=step, sample=engine,
-                                                        size=size)
-        yield batch, held, report, state
-
-
-def ids(samples: types.Samples) -> list[int]:
-    return list(dict.fromkeys(samples.group.tolist()))
 
 
 def test_a_batch_is_refilled_to_its_exact_size():  # B02
@@ -431,7 +362,8 @@ def test_metrics_have_their_public_names_and_finite_numbers_where_there_are_any(
     named = controller.metrics(report)
     assert set(named) == {
         "groups/all_zero", "groups/all_one", "groups/informative", "groups/invalid", "groups/kept",
-        "groups/carried", "groups/expired", "sampling/asked", "sampling/needed",
+        "groups/carried", "groups/dropped", "groups/expired", "groups/in_flight", "sampling/asked",
+        "sampling/skipped", "sampling/needed",
         "sampling/predicted", "sampling/rounds", "sampling/prompts", "sampling/samples",
         "sampling/tokens", "sampling/waste", "sampling/oracle_ratio", "reward/mean", "reward/std",
         "reward/kept_mean", "reward/shaped_mean"}

@@ -12,6 +12,7 @@ import tiny
 
 from dapo_jax.models import families, head, hf, hf_config, layers, transformer
 from dapo_jax.models import spec as specs
+from dapo_jax.rollout import decode
 
 TOKENS = np.random.default_rng(3).integers(0, 64, (2, 16)).astype(np.int32)  # 3 windows long
 
@@ -75,10 +76,10 @@ def test_cached_decoding_equals_the_whole_sequence_beyond_the_window(pair):
 
     @jax.jit
     def one(tree, tokens, own, index):
-        return transformer.decode(spec, tree, transformer.unstack(spec, tree), tokens, cache, own,
-                                  index)
+        return transformer.decode(spec, transformer.unstack(spec, tree), tokens, cache, own,
+                                  column=index, position=jnp.full(tokens.shape, index))
 
-    own = transformer.empty_cache(spec, slots=2, rows=2, width=new + 1)
+    own = decode.empty(spec, slots=2, rows=2, width=1, new=new + 1).own
     for index in range(new):
         tokens = np.array([[5, row[at + index]] for row, at in zip(TOKENS, cut)], np.int32)
         state, own = one(pair.tree, tokens, own, jnp.int32(index))

@@ -13,12 +13,13 @@ PACKAGE = "dapo_jax"
 FLOORS = (
     ("config", "config_*", "types", "command_line"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
-     "rollout.stops"),
+     "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
-    ("learner.update", "learner.step", "rollout.engine", "rollout.collect"),
+    ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
+     "rollout.collect", "rollout.streaming"),
     ("setup", "setup_phases", "phases"),
     ("evaluate",),
-    ("train", "report", "export", "generate", "profile_prompts"),
+    ("train", "report", "export", "generate", "profile_prompts", "simulate"),
     ("bench",),
 )
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_jax import types
-from dapo_jax.dynamic_sampling import history, order
+from dapo_jax.dynamic_sampling import order
 
 
 def stream(size: int, seed: int, counts: list[int], epochs: int = 0) -> list[list[int]]:
@@ -95,11 +95,3 @@ def test_take_leaves_its_arguments_as_they_were():
         array.setflags(write=False)
     order.take(state, 4, seed=0, avoid=before[:2], epochs=0)
     assert state.order.tolist() == before and int(state.cursor) == 0
-
-
-def test_history_counts_visits_per_prompt_and_is_pure():
-    state = history.init(4)
-    state.visits.setflags(write=False)
-    later = history.observe(history.observe(state, np.array([1, 3])), np.array([3]))
-    assert later.visits.tolist() == [0, 1, 0, 2] and state.visits.tolist() == [0, 0, 0, 0]
-    assert later.visits.dtype == np.int32

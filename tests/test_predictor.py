@@ -9,6 +9,7 @@ from dapo_jax import config
 from dapo_jax.dynamic_sampling import predictor
 
 WINDOW = config.Predictor()
+COSTS = config.Predictor(kind="cost_optimal", round_cost=77.9, prompt_cost=0.45)
 
 
 def oracle(history: list[tuple[int, int]], target: int, cfg: config.Predictor) -> float:
@@ -71,9 +72,10 @@ def test_the_answer_is_homogeneous_in_the_target(history, target, factor, cfg):
     [], [(96, 96)] * 8, [(96, 0)] * 8, [(96, 32)], [(96, 32)] * 7 + [(640, 1)],
     [(1, 0)] * 8, [(10, 10)] * 4 + [(10, 0)] * 4], ids=str)
 def test_every_kind_of_history_gives_a_finite_answer_between_need_and_bound(history):
-    for cfg in (WINDOW, config.Predictor(eager=True), config.Predictor(kind="fixed")):
-        got = predictor.predict(after(history, cfg), 32, cfg)
-        assert 32 <= got <= 320
+    for cfg in (WINDOW, config.Predictor(eager=True), config.Predictor(kind="fixed"), COSTS):
+        for absorbed in (0, 8, 64):
+            got = predictor.predict(after(history, cfg), 32, cfg, absorbed=absorbed)
+            assert 32 <= got <= 320
 
 
 def test_preset_until_the_window_is_full_and_the_entries_there_are_when_eager():

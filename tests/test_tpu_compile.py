@@ -59,9 +59,13 @@ def arguments(program):
 def test_the_rollout_compiles_sharded_over_a_slice(mesh):
     how = draw.Sampling(max_new_tokens=NEW, stop_ids=(18,))
     engine = tiny.engine(SPEC, how, on=mesh, rows=ROWS, slots=(SLOTS,), buckets=(PROMPT,))
-    program = engine.programs[SLOTS, PROMPT]
-    assert arguments(program) < parameter_bytes()
-    assert "all-gather" in program.as_text()  # fsdp: weights are gathered where they are used
+    prefill, draw_chunk = engine.programs.prefill[PROMPT], engine.programs.decode[SLOTS]
+    assert arguments(prefill) < parameter_bytes()
+    assert "all-gather" in prefill.as_text()  # fsdp: weights are gathered where they are used
+    assert "all-gather" not in draw_chunk.as_text()  # but not for every token
+    for program in (draw_chunk, engine.programs.admit[SLOTS, PROMPT]):
+        memory = program.memory_analysis()  # caches: padded to tiles, and in place
+        assert memory.alias_size_in_bytes > 0.95 * memory.output_size_in_bytes
 
 
 def test_sliding_layers_compile_in_rollout_and_update(mesh):

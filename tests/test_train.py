@@ -215,8 +215,9 @@ def test_every_line_has_its_names(usual):
             "time/pack", "time/update", "time/step", "tokens_per_second/update"}
     sampled = {f"{head}/{tail}" for head, tails in {
         "reward": "mean std kept_mean shaped_mean",
-        "groups": "all_zero all_one informative kept carried expired",
-        "sampling": "asked needed predicted rounds prompts samples tokens waste oracle_ratio",
+        "groups": "all_zero all_one informative kept carried expired in_flight",
+        "sampling": "asked skipped needed predicted rounds prompts samples tokens waste "
+                    "oracle_ratio",
         "length": "mean max truncated", "policy": "ratio_mean ratio_max clip_low clip_high kl",
         "mismatch": "mean max", "repetition": "mean share", "format": "valid stopped",
         "buffer": "groups age", "invalid": "reward_error reward_timeout",

@@ -12,6 +12,7 @@ import torch_model
 from dapo_jax import config
 from dapo_jax.models import gguf, layers, transformer
 from dapo_jax.models import spec as specs
+from dapo_jax.rollout import decode
 from dapo_jax.text import chat, gguf_vocabulary
 
 LLAMA3 = specs.RopeScaling("llama3", factor=8.0, original_context=16)
@@ -126,10 +127,10 @@ def test_prefill_then_decode_by_token_equals_the_whole_sequence_at_once(params):
 
     @jax.jit
     def one(tree, tokens, own, index):
-        return transformer.decode(spec, tree, transformer.unstack(spec, tree), tokens, cache, own,
-                                  index)
+        return transformer.decode(spec, transformer.unstack(spec, tree), tokens, cache, own,
+                                  column=index, position=jnp.full(tokens.shape, index))
 
-    own = transformer.empty_cache(spec, slots=2, rows=2, width=6)
+    own = decode.empty(spec, slots=2, rows=2, width=1, new=6).own
     for index in range(5):
         tokens = np.array([[row[at + index], 5] for row, at in zip(TOKENS, cut)], np.int32)
         state, own = one(params, tokens, own, jnp.int32(index))

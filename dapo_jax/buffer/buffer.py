@@ -36,3 +36,9 @@ def evict(buffer: types.Samples, *, step: int, carry_steps: int) -> tuple[types.
     """Drop the groups sampled more than `carry_steps` steps before `step`; how many they were."""
     old = np.unique(buffer.group[step - buffer.born > carry_steps])
     return buffer.take(~np.isin(buffer.group, old)), len(old)
+
+
+def limit(buffer: types.Samples, count: int) -> tuple[types.Samples, int]:
+    """Drop all but the `count` groups that come first; how many were dropped."""
+    first, rest = draw(buffer, count)
+    return first, groups(rest)

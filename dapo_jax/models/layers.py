@@ -92,32 +92,36 @@ def attend(
     kv_heads = own[0].shape[2]
     scale = size**-0.5 if scale is None else scale
     query = query.reshape(slots, rows, tokens, kv_heads, heads // kv_heads, size) * scale
-    scores = softcap(_scores("srtkge,srkeu->skrgtu", query, own[0]), cap)
-    scores = jnp.where(own_mask[:, None, :, None], scores, MASKED)
+    # Queries are brought into the order of each product, or the keys, which are more, would be.
+    query = query.transpose(0, 1, 3, 4, 2, 5)
+    own_mask = own_mask[:, :, None, None] if own_mask.ndim == 4 else own_mask
+    scores = softcap(_product("srkgte,srkeu->srkgtu", query, own[0]), cap)
+    scores = jnp.where(own_mask, scores, MASKED)
     top = scores.max(axis=-1)
     if prompt is not None:
-        prompt_scores = softcap(_scores("srtkge,skep->skrgtp", query, prompt[0]), cap)
+        prompt_scores = softcap(_product("skrgte,skep->skrgtp", _turn(query), prompt[0]), cap)
         prompt_scores = jnp.where(prompt_mask[:, None, :, None], prompt_scores, MASKED)
-        top = jnp.maximum(top, prompt_scores.max(axis=-1))
-    top = jax.lax.stop_gradient(top)[..., None]
-    mass = jnp.exp(scores - top)
+        top = jnp.maximum(top, _turn(prompt_scores.max(axis=-1)))
+    top = jax.lax.stop_gradient(top)
+    mass = jnp.exp(scores - top[..., None])
     total = mass.sum(axis=-1)
-    mixed = _mix("skrgtu,srkue->srtkge", mass, own[1])
+    mixed = _product("srkgtu,srkue->srkgte", mass.astype(own[1].dtype), own[1])
     if prompt is not None:
-        prompt_mass = jnp.exp(prompt_scores - top)
-        total = total + prompt_mass.sum(axis=-1)
-        mixed = mixed + _mix("skrgtp,skpe->srtkge", prompt_mass, prompt[1])
-    mixed = mixed / jnp.einsum("skrgt->srtkg", total)[..., None]
+        mass = jnp.exp(prompt_scores - _turn(top)[..., None])
+        total = total + _turn(mass.sum(axis=-1))
+        mixed = mixed + _turn(_product("skrgtp,skpe->skrgte", mass.astype(prompt[1].dtype),
+                                       prompt[1]))
+    mixed = (mixed / total[..., None]).transpose(0, 1, 4, 2, 3, 5)
     return mixed.reshape(slots, rows, tokens, heads, size).astype(query.dtype)
 
 
-def _scores(letters: str, query: jax.Array, keys: jax.Array) -> jax.Array:
-    return jnp.einsum(letters, query, keys, preferred_element_type=wide_dtype(query))
+def _turn(x: jax.Array) -> jax.Array:
+    """Between rows before kv heads, as a row's own cache has them, and after, as the prompt's."""
+    return x.swapaxes(1, 2)
 
 
-def _mix(letters: str, mass: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.einsum(letters, mass.astype(values.dtype), values,
-                      preferred_element_type=wide_dtype(values))
+def _product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(letters, x, y, preferred_element_type=wide_dtype(y))
 
 
 ACTIVATIONS = {

@@ -82,51 +82,51 @@ def extend(
 
 
 def _prompt_places(prompt: types.PromptCache) -> attention.Places:
-    return attention.prompt_places(prompt.length, prompt.keys.shape[-1])
+    return attention.prompt_places(prompt.length, prompt.keys[0].shape[-1])
 
 
 def decode(
-    spec: ModelSpec, params: types.Tree, blocks: list[types.Tree], tokens: jax.Array,
-    prompt: types.PromptCache, own: types.SampleCache, index: jax.Array,
+    spec: ModelSpec, weights: types.Tree, tokens: jax.Array, prompt: types.PromptCache,
+    own: types.SampleCache, *, column: jax.Array, position: jax.Array,
 ) -> tuple[jax.Array, types.SampleCache]:
-    """Feed token `index` of each row, i32[S, R]; hidden [S, R, D] and the cache with it in.
+    """Feed a token of each row, i32[S, R]; hidden [S, R, D] and the cache with it in.
 
-    `blocks` are the parameters of each layer (`unstack`), cut out once before the loop.
+    The token is number `position` i32[S, R] of its row, and all are written at one `column`
+    i32[]. The columns are a ring: a row's own tokens are those up to `position` columns back.
+    `weights` are those of `unstack`. A row at position -1 sees no key of its own; its hidden state
+    means nothing.
     """
-    start = prompt.length[:, None, None]
-    written = start + jnp.arange(own.keys[0].shape[-1])
-    seen = attention.Seen(attention.Places(start + index), attention.Places(written),
+    width = own.keys[0].shape[-1]
+    back = (column - jnp.arange(width)) % width
+    newest = (prompt.length[:, None] + position)[..., None]
+    written = jnp.where(back <= position[..., None], newest - back, attention.FAR)
+    seen = attention.Seen(attention.Places(newest), attention.Places(written),
                           _prompt_places(prompt))
-    context = _context(spec, seen, index)
-    x = decoder.embed(params["embedding"], tokens[..., None], spec)
+    context = _context(spec, seen, column)
+    x = decoder.embed(weights["embedding"], tokens[..., None], spec)
     keys, values = [], []
-    for layer, block in enumerate(blocks):
+    for layer, block in enumerate(weights["blocks"]):
         kind = int(spec.sliding[layer]) if any(spec.sliding) else None
         x, (key, value) = decoder.Block(spec).apply(
             {"params": block}, x, (prompt.keys[layer], prompt.values[layer]),
             (own.keys[layer], own.values[layer]), kind, context)
         keys.append(key)
         values.append(value)
-    x = layers.rms_norm(x, params["norm"], eps=spec.norm_eps, unit_offset=spec.unit_offset)
+    x = layers.rms_norm(x, weights["norm"], eps=spec.norm_eps, unit_offset=spec.unit_offset)
     return x[:, :, 0], types.SampleCache(tuple(keys), tuple(values))
 
 
-def unstack(spec: ModelSpec, params: types.Tree) -> list[types.Tree]:
-    """Each block's parameters, kernels in the compute dtype; adapters have to be merged before."""
+def unstack(spec: ModelSpec, params: types.Tree) -> types.Tree:
+    """The parameters as `decode` and the head read them: a list of blocks, matrices in the compute
+    dtype. Made once for many tokens; adapters have to be merged before."""
     if "lora" in params:
         raise ValueError("the sampler runs merged parameters: lora.merge them first")
 
     def cut(layer: int) -> types.Tree:
         return jax.tree.map(lambda leaf: _cast(leaf[layer], spec), params["blocks"])
-    return [cut(layer) for layer in range(spec.layers)]
+    rest = {name: _cast(leaf, spec) for name, leaf in params.items() if name != "blocks"}
+    return rest | {"blocks": [cut(layer) for layer in range(spec.layers)]}
 
 
 def _cast(leaf: jax.Array, spec: ModelSpec) -> jax.Array:
     return leaf if leaf.ndim == 1 else leaf.astype(spec.compute_dtype)
-
-
-def empty_cache(spec: ModelSpec, slots: int, rows: int, width: int) -> types.SampleCache:
-    """A cache of zeros for rows of up to `width` tokens."""
-    keys = jnp.zeros((slots, rows, spec.kv_heads, spec.head_size, width), spec.compute_dtype)
-    values = keys.transpose(0, 1, 2, 4, 3)
-    return types.SampleCache((keys,) * spec.layers, (values,) * spec.layers)

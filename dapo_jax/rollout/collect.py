@@ -10,7 +10,7 @@ import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
-from dapo_jax.dynamic_sampling import controller
+from dapo_jax.dynamic_sampling import controller, gather
 from dapo_jax.envs import math_answers, rewards
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
@@ -37,12 +37,14 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One generate call's worth of scored samples, for the log."""
+    """Samples scored together, for the log: of one generate call, or, streaming, of the groups that
+    became complete at one boundary."""
 
     samples: types.Samples
     texts: list[str]
     scores: pools.Scores
     seconds: dict[str, float]
+    use: engines.Use = engines.Use()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +56,36 @@ class Collected:
     batch: types.Samples
     report: controller.Report
     rounds: list[Round]
+    seconds: dict[str, float]  # of the device at work, and of waiting for rewards
+    use: engines.Use
+
+
+def settings(cfg: config.Config, phase: config.Phase, *,
+             filter_enabled: bool) -> controller.CollectSettings:
+    """What a step of `phase` asks for."""
+    rollout = cfg.rollout
+    stream = gather.Streaming(rollout.reward_lag, rollout.in_flight)
+    return controller.CollectSettings(
+        groups=phase.prompts_per_step, samples_per_prompt=phase.samples_per_prompt,
+        filter_enabled=filter_enabled, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
+        ladder=rollout.slots, seed=cfg.seed, epochs=phase.epochs,
+        stream=stream if rollout.mode == "streaming" else None)
 
 
 def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: int) -> Round:
     """Generate and score the plan's groups."""
     begun = time.perf_counter()
-    samples = engines.run(source.engine, params, plan, table=source.table, root=source.root,
-                          step=step)
-    samples = stops.cut(samples, source.tokenizer.spelled, source.stop_texts)
+    served = engines.sample(source.engine, params, plan, table=source.table, root=source.root,
+                            step=step)
     generated = time.perf_counter()
+    one = scored(source, served.samples, step=step)
+    seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
+    return dataclasses.replace(one, seconds=seconds, use=served.use)
+
+
+def scored(source: Source, samples: types.Samples, *, step: int) -> Round:
+    """Samples ended at stop texts, with their texts and rewards."""
+    samples = stops.cut(samples, source.tokenizer.spelled, source.stop_texts)
     texts = [decode(source.tokenizer, samples, row) for row in range(len(samples))]
     records = [source.table.records[prompt] for prompt in samples.prompt]
     samples, scores = rewards.score(
@@ -72,8 +95,7 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
         kinds = ", ".join(f"{kind} {count}" for kind, count in scores.failures.items() if count)
         LOG.warning("step %d: scoring failed for %d of %d samples (%s); first: %s", step,
                     scores.errors + scores.timeouts, len(texts), kinds, scores.first_failure)
-    seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
-    return Round(samples, texts, scores, seconds)
+    return Round(samples, texts, scores, seconds={})
 
 
 def decode(tokenizer: tokenizers.Tokenizer, samples: types.Samples, row: int) -> str:
@@ -94,15 +116,22 @@ def collect(
 
     state, carried, batch, report = controller.collect(
         state, carried, step=step, sample=sample, size=source.size)
-    return Collected(state, carried, batch, report, rounds)
+    seconds = {name: sum(one.seconds[name] for one in rounds) for name in ("rollout", "reward")}
+    return Collected(state, carried, batch, report, rounds, seconds,
+                     _total([one.use for one in rounds]))
+
+
+def _total(uses: Sequence[engines.Use]) -> engines.Use:
+    return engines.Use(**{
+        field.name: sum((getattr(use, field.name) for use in uses), field.default)
+        for field in dataclasses.fields(engines.Use)})
 
 
 def metrics(collected: Collected, *, step: int) -> dict[str, float]:
     """What metrics.jsonl says of the step's sampling."""
     rounds = collected.rounds
     values = controller.metrics(collected.report)
-    seconds = {name: sum(one.seconds[name] for one in rounds) for name in ("rollout", "reward")}
-    values |= {f"time/{name}": value for name, value in seconds.items()}
+    values |= {f"time/{name}": value for name, value in collected.seconds.items()}
     values |= {
         "buffer/groups": buffer.groups(collected.buffer),
         "buffer/age": buffer.mean_age(collected.buffer, step=step),
@@ -110,8 +139,10 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
         "invalid/reward_timeout": sum(one.scores.timeouts for one in rounds)}
     if rounds:
         values |= _text_metrics(rounds)
+        values |= {"sampling/row_use": collected.use.row_use,
+                   "sampling/chunks": collected.use.chunks}
         tokens = sum(int(one.samples.length.sum()) for one in rounds)
-        values["tokens_per_second/rollout"] = tokens / max(seconds["rollout"], 1e-9)
+        values["tokens_per_second/rollout"] = tokens / max(collected.seconds["rollout"], 1e-9)
     return values
 
 

@@ -1,6 +1,9 @@
-"""Generate completions on device: one prefill per prompt, then a loop until all rows ended."""
+"""What the device does with slots: fill free ones with prompts, draw tokens, change their number.
 
-from typing import NamedTuple
+Pure functions from a state to the next; `spec`, `sampling` and other plain values are static.
+`parts` is the number of pieces that the slots are split into over devices: slots are numbered
+within their part, so that filling and moving them never crosses devices.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,78 +14,143 @@ from dapo_jax.models.spec import ModelSpec
 from dapo_jax.rollout import draw
 
 
-class _Loop(NamedTuple):
-    position: jax.Array  # i32[] of the newest token
-    token: jax.Array  # i32[S, R] the newest
-    live: jax.Array  # bool[S, R] goes on after it
-    out: types.Rollout
-    cache: types.SampleCache
+def empty(spec: ModelSpec, *, slots: int, rows: int, width: int, new: int) -> types.Slots:
+    """Idle slots for prompts of up to `width` tokens and samples of up to `new`."""
+    kept = (slots, spec.kv_heads, spec.head_size)
+
+    def pair(shape: tuple[int, ...]) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        keys = jnp.zeros(shape, spec.compute_dtype)
+        return (keys,) * spec.layers, (keys.swapaxes(-1, -2),) * spec.layers
+
+    by_slot = {name: jnp.zeros(slots, jnp.int32)
+               for name in ("prompt", "visit", "budget", "next", "left")}
+    by_row = {name: jnp.zeros((slots, rows), jnp.int32)
+              for name in ("token", "sample", "position")}
+    return types.Slots(
+        cache=types.PromptCache(*pair((*kept, width)), jnp.zeros(slots, jnp.int32)),
+        hidden=jnp.zeros((slots, spec.d_model), spec.compute_dtype),
+        own=types.SampleCache(*pair((slots, rows, *kept[1:], new))), clock=jnp.int32(0),
+        live=jnp.zeros((slots, rows), bool), **by_slot, **by_row)
 
 
-def generate(
-    spec: ModelSpec, sampling: draw.Sampling, rows: int, params: types.Tree,
-    prompts: types.Prompts, root: jax.Array,
-) -> types.Rollout:
-    """Draw `rows` completions for each slot's prompt.
+def admit(
+    parts: int, slots: types.Slots, prompts: types.Prompts, hidden: jax.Array,
+    cache: types.PromptCache,
+) -> types.Slots:
+    """Begin the first samples of prompts that were just run (transformer.prefill) in the slots
+    they name.
 
-    `spec`, `sampling` and `rows` are static. The prompt's keys are computed and held once per
-    slot. A row ends at a stop token (kept, `stopped`) or at its budget (not `stopped`); idle
-    slots (length 0) come back with length 0. `root` is the run's key: see draw.row_keys.
+    The keys that earlier rows left behind need no clearing: a row sees its own alone.
     """
-    hidden, prompt = transformer.prefill(spec, params, prompts.tokens, prompts.length)
-    blocks = transformer.unstack(spec, params)
-    keys = _keys(prompts, rows, root)
-    budget = jnp.broadcast_to(jnp.where(prompts.length > 0, prompts.budget, 0)[:, None], keys.shape)
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return _put(old, new, prompts.slot, parts)
 
-    def put(loop: _Loop, logits: jax.Array) -> _Loop:
-        return _draw_into(loop, logits, keys, budget, sampling)
-
-    def body(loop: _Loop) -> _Loop:
-        state, cache = transformer.decode(spec, params, blocks, loop.token, prompt, loop.cache,
-                                          loop.position)
-        return put(loop._replace(cache=cache, position=loop.position + 1),
-                   head.logits(params, state, softcap=spec.logit_softcap))
-
-    start = _start(spec, sampling, prompts, rows, budget)
-    logits = head.logits(params, hidden, softcap=spec.logit_softcap)
-    first = put(start, jnp.broadcast_to(logits[:, None], (*keys.shape, spec.vocab)))
-    return jax.lax.while_loop(lambda loop: loop.live.any(), body, first).out
+    rows = jnp.arange(slots.live.shape[1])
+    begun = jnp.minimum(prompts.count, len(rows))
+    new = {"hidden": hidden, "prompt": prompts.prompt, "visit": prompts.visit,
+           "budget": prompts.budget, "next": prompts.sample + begun, "left": prompts.count - begun,
+           "sample": prompts.sample[:, None] + rows, "live": rows < begun[:, None],
+           "position": jnp.zeros((len(begun), len(rows)), jnp.int32)}
+    return types.Slots(**vars(slots) | {name: put(getattr(slots, name), value)
+                                        for name, value in new.items()} | {
+        "cache": types.PromptCache(
+            tuple(map(put, slots.cache.keys, cache.keys)),
+            tuple(map(put, slots.cache.values, cache.values)),
+            put(slots.cache.length, prompts.length))})
 
 
-def _keys(prompts: types.Prompts, rows: int, root: jax.Array) -> jax.Array:
-    sample = prompts.sample[:, None] + jnp.arange(rows)
-    prompt, visit = (jnp.broadcast_to(x[:, None], sample.shape)
-                     for x in (prompts.prompt, prompts.visit))
-    return draw.row_keys(root, prompt, visit, sample)
+def _put(old: jax.Array, new: jax.Array, slot: jax.Array, parts: int) -> jax.Array:
+    """Rows of `new` at their places of `old`; beyond a shorter axis of `new`, the old stays."""
+    def one(old: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
+        window = tuple(slice(0, size) for size in new.shape[1:])
+        return old.at[(slot, *window)].set(new, mode="drop")
+    return jax.vmap(one)(*(_split(x, parts) for x in (old, new, slot))).reshape(old.shape)
 
 
-def _start(
-    spec: ModelSpec, sampling: draw.Sampling, prompts: types.Prompts, rows: int, budget: jax.Array
-) -> _Loop:
-    shape = (prompts.tokens.shape[0], rows)
+def _split(x: jax.Array, parts: int) -> jax.Array:
+    return x.reshape(parts, -1, *x.shape[1:])
+
+
+def resize(parts: int, slots: types.Slots, source: jax.Array) -> types.Slots:
+    """As many slots as `source` i32[S'] names, each a copy of the old one, -1: an idle one."""
+    def take(x: jax.Array) -> jax.Array:
+        if x.ndim == 0:  # the clock
+            return x
+        moved = jax.vmap(lambda x, at: x[at])(_split(x, parts),
+                                              jnp.maximum(_split(source, parts), 0))
+        return moved.reshape(source.shape[0], *x.shape[1:])
+
+    moved = jax.tree.map(take, slots)
+    return types.Slots(**vars(moved) | {"live": moved.live & (source >= 0)[:, None]})
+
+
+def decode(
+    spec: ModelSpec, sampling: draw.Sampling, chunk: int, weights: types.Tree, slots: types.Slots,
+    root: jax.Array, enough: jax.Array,
+) -> tuple[types.Slots, types.Chunk]:
+    """Draw up to `chunk` tokens in every row; end early once `enough` slots are free, or all.
+
+    `weights` are those of transformer.unstack, `root` is the run's key (draw.row_keys). A row that
+    ends, at a stop token or at its budget, takes its slot's next sample. Every sample takes as many
+    iterations as it has tokens: its first one runs no token, its state is the prompt's last.
+    """
+    shape = (chunk, *slots.live.shape)
     zero = jnp.zeros(shape, jnp.int32)
-    wide = jnp.zeros((*shape, sampling.max_new_tokens), jnp.int32)
-    out = types.Rollout(tokens=wide, logprobs=wide.astype(jnp.float32), length=zero,
-                        stopped=jnp.zeros(shape, bool))
-    cache = transformer.empty_cache(spec, *shape, sampling.max_new_tokens)
-    return _Loop(jnp.int32(0), zero, budget > 0, out, cache)
+    log = types.Chunk(token=zero, logprob=zero.astype(jnp.float32), sample=zero - 1, position=zero,
+                      steps=jnp.int32(0), free=_free(slots))
+    enough = jnp.minimum(enough, shape[1])
+
+    def goes_on(loop: tuple[types.Slots, types.Chunk]) -> jax.Array:
+        return (loop[1].steps < chunk) & (loop[1].free.sum() < enough)
+
+    def body(loop: tuple[types.Slots, types.Chunk]) -> tuple[types.Slots, types.Chunk]:
+        slots, log = loop
+        slots, drawn = _step(spec, sampling, weights, slots, root)
+        columns = {name: jax.lax.dynamic_update_slice_in_dim(
+            getattr(log, name), value[None], log.steps, axis=0) for name, value in drawn.items()}
+        return slots, types.Chunk(**columns, steps=log.steps + 1, free=_free(slots))
+
+    return jax.lax.while_loop(goes_on, body, (slots, log))
 
 
-def _draw_into(
-    loop: _Loop, logits: jax.Array, keys: jax.Array, budget: jax.Array, sampling: draw.Sampling
-) -> _Loop:
-    """Draw the token at `loop.position` of every live row and store it."""
-    uniform = draw.uniforms(keys, loop.position)
-    token, logprob = draw.draw(logits, uniform, sampling)
-    token, logprob = jnp.where(loop.live, token, 0), jnp.where(loop.live, logprob, 0.0)
-    ended = loop.live & jnp.isin(token, jnp.asarray(sampling.stop_ids, jnp.int32))
-    length = loop.out.length + loop.live
-    out = types.Rollout(
-        tokens=_column(loop.out.tokens, token, loop.position),
-        logprobs=_column(loop.out.logprobs, logprob, loop.position),
-        length=length, stopped=loop.out.stopped | ended)
-    return loop._replace(token=token, live=loop.live & ~ended & (length < budget), out=out)
+def _free(slots: types.Slots) -> jax.Array:
+    return ~slots.live.any(axis=1)
 
 
-def _column(array: jax.Array, values: jax.Array, index: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(array, values[..., None], index, axis=2)
+def _step(
+    spec: ModelSpec, sampling: draw.Sampling, weights: types.Tree, slots: types.Slots,
+    root: jax.Array,
+) -> tuple[types.Slots, dict[str, jax.Array]]:
+    """One token of each row, and the columns of the log that say so."""
+    position = slots.position
+    hidden, own = transformer.decode(spec, weights, slots.token, slots.cache, slots.own,
+                                     column=slots.clock, position=position - 1)
+    hidden = jnp.where((position == 0)[..., None], slots.hidden[:, None], hidden)
+    logits = head.logits(weights, hidden, softcap=spec.logit_softcap)
+    prompt, visit = (jnp.broadcast_to(x[:, None], position.shape)
+                     for x in (slots.prompt, slots.visit))
+    keys = draw.row_keys(root, prompt, visit, slots.sample)
+    token, logprob = draw.draw(logits, draw.uniforms(keys, position), sampling)
+    drawn = {"token": token, "logprob": logprob, "position": position,
+             "sample": jnp.where(slots.live, slots.sample, -1)}
+    stopped = jnp.isin(token, jnp.asarray(sampling.stop_ids, jnp.int32))
+    ended = slots.live & (stopped | (position + 1 >= _budgets(slots)))
+    clock = (slots.clock + 1) % sampling.max_new_tokens
+    slots = types.Slots(**vars(slots) | {"own": own, "token": token, "clock": clock})
+    return _next_samples(slots, ended), drawn
+
+
+def _budgets(slots: types.Slots) -> jax.Array:
+    return slots.budget[:, None]
+
+
+def _next_samples(slots: types.Slots, ended: jax.Array) -> types.Slots:
+    """Rows that ended take their slot's next samples, in the order of rows."""
+    place = jnp.cumsum(ended, axis=1) - ended
+    begins = ended & (place < slots.left[:, None])
+    begun = begins.sum(axis=1)
+    return types.Slots(**vars(slots) | {
+        "live": slots.live & (begins | ~ended),
+        "sample": jnp.where(begins, slots.next[:, None] + place, slots.sample),
+        "position": jnp.where(ended, 0, slots.position + 1),
+        "next": slots.next + begun, "left": slots.left - begun})

@@ -40,12 +40,12 @@ def row_keys(
 
 
 def uniforms(keys: jax.Array, position: jax.Array) -> jax.Array:
-    """f32[...] in [0, 1): each row's number for one position of its completion."""
-    def one(key: jax.Array) -> jax.Array:
+    """f32[...] in [0, 1): each row's number for a position of its completion, i32[...] or i32[]."""
+    def one(key: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.uniform(jax.random.fold_in(key, position))
     for _ in keys.shape:
         one = jax.vmap(one)
-    return one(keys)
+    return one(keys, jnp.broadcast_to(position, keys.shape))
 
 
 def draw(logits: jax.Array, uniform: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array]:

@@ -1,64 +1,105 @@
-"""From a plan to samples: generate calls of few compiled shapes, all dispatched at once."""
+"""From groups that are asked for to samples: the host loop around the device's slots.
 
+The device draws tokens in chunks. While it does, the host writes down what the chunk before drew
+and asks for further groups; of a chunk that runs it waits for one thing, which slots it left free,
+to seat waiting groups in them and start the next.
+"""
+
+import collections
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from dapo_jax import types
-from dapo_jax.models import transformer
 from dapo_jax.models.spec import ModelSpec
-from dapo_jax.rollout import decode, draw
+from dapo_jax.rollout import draw, programs, seating
+from dapo_jax.rollout import ledger as ledgers
 from dapo_jax.runtime import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Compiled generate programs by (S, P), and what they were compiled for."""
+    """Compiled programs and what they were compiled for."""
 
     sampling: draw.Sampling
     rows: int  # R
+    share: int  # samples of a group that stream through one slot, at most
     slots: tuple[int, ...]  # the ladder of S
     buckets: tuple[int, ...]  # the ladder of P
     max_context: int  # tokens of prompt and completion; 0: no limit
-    programs: Mapping[tuple[int, int], Callable]
-    batch_sharding: jax.sharding.Sharding
+    parts: int  # pieces that slots are split into over devices
+    programs: programs.Programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """What a call of `serve` took."""
+
+    live: int = 0  # rows that drew a token, summed over steps: the tokens drawn
+    computed: int = 0  # rows that were computed, S * R summed over steps
+    steps: int = 0  # passes of the model that draw
+    chunks: int = 0
+    prompt_tokens: int = 0  # run by prefills, without padding
+    sizes: tuple[int, ...] = ()  # S of each chunk
+
+    @property
+    def row_use(self) -> float:
+        """Live rows / rows computed; 1 where nothing was."""
+        return self.live / self.computed if self.computed else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundary:
+    """What a feed is told between two chunks."""
+
+    number: int  # chunks whose tokens have been looked at
+    finished: types.Samples  # groups that became complete since the last boundary
+    in_flight: np.ndarray  # i32[*] groups handed out that are not complete, in admission order
+    waiting: int  # slots that they still wait for
+    free: int  # slots of the largest size that nobody sits in or waits for
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What `serve` hands back."""
+
+    samples: types.Samples  # of complete groups, in admission order
+    partial: types.Samples  # rows of groups that were dropped, as far as they got
+    use: Use
+
+
+Feed = Callable[[Boundary], types.Plan | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hall:
+    """The slots on the device, and on the host who sits in them and who waits."""
+
+    slots: types.Slots | None
+    seats: np.ndarray  # i32[S] place in the ledger, or NOBODY
+    waiting: collections.deque[seating.Piece]
 
 
 def compile_engine(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
-    buckets: Sequence[int], max_context: int = 0,
+    buckets: Sequence[int], max_context: int = 0, share: int = 0, chunk: int = 32,
+    gather: bool = True,
 ) -> Engine:
-    """Compile every (S, P) shape that a run can ask for."""
-    sharding = mesh_lib.batch_sharding(mesh)
-    params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
-    params = mesh_lib.structs(params, mesh_lib.param_shardings(mesh, spec))
-    root = mesh_lib.structs(jax.eval_shape(lambda: jax.random.key(0)), mesh_lib.replicated(mesh))
-    run = jax.jit(functools.partial(decode.generate, spec, sampling, rows),
-                  out_shardings=sharding)
-    programs = {
-        (count, width): mesh_lib.compiled(
-            run, mesh, params, prompt_structs(mesh, count, width), root)
-        for count in slots for width in buckets}
-    return Engine(sampling, rows, tuple(slots), tuple(buckets), max_context, programs, sharding)
+    """Compile every shape that a run can ask for.
 
-
-def prompt_structs(mesh: Mesh, slots: int, width: int) -> types.Prompts:
-    """Shapes of one generate call's input."""
-    def make(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=mesh_lib.batch_sharding(mesh))
-    return types.Prompts(make((slots, width)), *(make((slots,)) for _ in range(5)))
-
-
-def calls(count: int, ladder: Sequence[int]) -> list[int]:
-    """Sizes of the generate calls that serve `count` slots: the largest, then one that covers."""
-    full, rest = divmod(count, ladder[-1])
-    last = [next(size for size in ladder if size >= rest)] if rest else []
-    return [ladder[-1]] * full + last
+    `share` is how many samples of a group stream through one slot (0: rows), `chunk` how many
+    tokens a row draws before the host looks. `gather`: weights are whole on each device of the
+    mesh's fsdp axis while samples are drawn; else they are gathered for every token.
+    """
+    compiled = programs.compile_programs(
+        spec, sampling, mesh, rows=rows, slots=slots, buckets=buckets,
+        chunk=min(chunk, sampling.max_new_tokens), gather=gather)
+    return Engine(sampling, rows, share or rows, tuple(slots), tuple(buckets), max_context,
+                  mesh_lib.batch_parts(mesh), compiled)
 
 
 def run(
@@ -67,62 +108,167 @@ def run(
 ) -> types.Samples:
     """Sample every group of the plan; rows come back in plan order, not yet scored.
 
-    A group larger than R takes several slots. `root` lies on the device.
+    A group larger than the engine's share takes several slots. `root` lies on the device.
     """
-    group_of_slot, first_sample = _slots(plan, engine.rows)
-    parts, start = [], 0
-    for size in calls(len(group_of_slot), engine.slots):
-        chosen = slice(start, start + size)
-        prompts = _prompts(engine, plan, group_of_slot[chosen], first_sample[chosen], size, table)
-        width = prompts.tokens.shape[1]
-        prompts = mesh_lib.put(prompts, engine.batch_sharding)
-        parts.append(engine.programs[size, width](params, prompts, root))
-        start += size
-    rollouts = jax.tree.map(lambda *leaves: np.concatenate(leaves), *mesh_lib.fetch(parts))
-    return _samples(rollouts, plan, group_of_slot, first_sample, engine.rows, step)
+    return sample(engine, params, plan, table=table, root=root, step=step).samples
 
 
-def _slots(plan: types.Plan, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each slot, its place in the plan and the number of its first sample."""
-    need = -(-plan.size // rows)
-    place = np.repeat(np.arange(len(plan.size)), need)
-    first = np.concatenate([np.arange(count) * rows for count in need] or [np.zeros(0)])
-    return place, first.astype(np.int32)
+def sample(
+    engine: Engine, params: types.Tree, plan: types.Plan, *, table: types.PromptTable,
+    root: jax.Array, step: int,
+) -> Served:
+    """`run`, and what it took."""
+    nothing = jax.tree.map(lambda column: column[:0], plan)
+    plans = itertools.chain([plan], itertools.repeat(nothing))
+    return serve(engine, params, table=table, root=root, step=step, feed=lambda _: next(plans))
 
 
-def _prompts(
-    engine: Engine, plan: types.Plan, place: np.ndarray, first: np.ndarray, size: int,
+def serve(
+    engine: Engine, params: types.Tree, *, table: types.PromptTable, root: jax.Array, step: int,
+    feed: Feed,
+) -> Served:
+    """Sample the groups that `feed` hands out, until it has no more.
+
+    `feed(boundary)` is called once before the first chunk, and then after each chunk whose tokens
+    have been written down: a chunk behind the device, which meanwhile runs the next. It returns
+    groups to admit after those before; they get slots in that order, as slots come free. A plan of
+    no groups admits none now, and ends the call if no group is in flight: the last boundary before
+    that has `in_flight` empty, and a feed that waits for something (a score) waits there. None ends
+    the call at once: groups in flight are dropped, and come back as `partial`.
+
+    What a feed is told depends on tokens alone, never on time. A sample depends on neither: see
+    draw.py. `root` lies on the device; ValueError names a group that cannot be sampled.
+    """
+    weights = engine.programs.weights(params)
+    ledger, hall, use = ledgers.new(engine.sampling.max_new_tokens), _empty_hall(), Use()
+    flying, finished = None, np.zeros(0, np.int32)
+    for number in itertools.count():
+        plan = feed(_boundary(engine, ledger, hall, number=number, finished=finished))
+        if plan is None:
+            break
+        ledger, hall = _admitted(engine, ledger, hall, plan, table, step)
+        if flying is not None:
+            free = mesh_lib.fetch(flying[0].free)
+            hall = dataclasses.replace(hall, seats=np.where(free, seating.NOBODY, hall.seats))
+        landed, flying = flying, None
+        hall, tokens = _fill(engine, params, ledger, hall, table)
+        if (hall.seats != seating.NOBODY).any():
+            hall, flying = _launch(engine, weights, hall, root)
+        if landed is None and flying is None:
+            break
+        finished, use = _land(engine, ledger, landed, use)
+        use = dataclasses.replace(use, prompt_tokens=use.prompt_tokens + tokens)
+    whole = ledger.missing == 0
+    return Served(ledgers.rows(ledger, np.flatnonzero(whole)),
+                  ledgers.rows(ledger, np.flatnonzero(~whole)), use)
+
+
+def _empty_hall() -> _Hall:
+    return _Hall(None, np.zeros(0, np.int32), collections.deque())
+
+
+def _boundary(
+    engine: Engine, ledger: ledgers.Ledger, hall: _Hall, *, number: int, finished: np.ndarray
+) -> Boundary:
+    seated = int((hall.seats != seating.NOBODY).sum())
+    return Boundary(number, ledgers.rows(ledger, finished), ledger.plan.group[ledger.missing > 0],
+                    len(hall.waiting), max(0, engine.slots[-1] - seated - len(hall.waiting)))
+
+
+def _admitted(
+    engine: Engine, ledger: ledgers.Ledger, hall: _Hall, plan: types.Plan,
+    table: types.PromptTable, step: int,
+) -> tuple[ledgers.Ledger, _Hall]:
+    """The plan's groups in the ledger, and their pieces at the end of those that wait."""
+    count, begun = len(plan.size), len(ledger)
+    first = np.zeros(count, np.int32) if plan.first is None else plan.first
+    plan = dataclasses.replace(plan, first=first, budget=_budgets(engine, plan, table))
+    waiting = hall.waiting + collections.deque(itertools.chain.from_iterable(
+        seating.pieces(begun + place, first=int(first[place]), size=int(plan.size[place]),
+                       share=engine.share) for place in range(count)))
+    return ledgers.add(ledger, plan, step=step), dataclasses.replace(hall, waiting=waiting)
+
+
+def _budgets(engine: Engine, plan: types.Plan, table: types.PromptTable) -> np.ndarray:
+    """New tokens allowed to each sample of each group, within the context; or an error."""
+    limit, longest = engine.sampling.max_new_tokens, engine.buckets[-1]
+    budget = np.full(len(plan.size), limit) if plan.budget is None else plan.budget
+    length = np.array([len(table.tokens[i]) for i in plan.prompt], np.int32)
+    for group, prompt, size, asked in zip(plan.group, plan.prompt, length, budget, strict=True):
+        if size > longest:
+            raise ValueError(f"group {group}: prompt {prompt} has {size} tokens, more than the "
+                             f"{longest} of the largest of config.prompts.buckets")
+        if not 1 <= asked <= limit:
+            raise ValueError(f"group {group}: a budget of {asked} tokens; it must be from 1 to "
+                             f"config.rollout.max_new_tokens = {limit}")
+        if engine.max_context and size >= engine.max_context:
+            raise ValueError(f"group {group}: prompt {prompt} has {size} tokens and leaves none of "
+                             f"config.rollout.max_context = {engine.max_context}")
+    room = engine.max_context - length if engine.max_context else budget
+    return np.minimum(budget, room).astype(np.int32)
+
+
+def _fill(
+    engine: Engine, params: types.Tree, ledger: ledgers.Ledger, hall: _Hall,
     table: types.PromptTable,
-) -> types.Prompts:
-    ids = plan.prompt[place]
-    longest = max(len(table.tokens[i]) for i in ids)
-    width = next(bucket for bucket in engine.buckets if bucket >= longest)
-    tokens = np.zeros((size, width), np.int32)
-    numbers = np.zeros((4, size), np.int32)
-    for slot, prompt in enumerate(ids):
-        tokens[slot, :len(table.tokens[prompt])] = table.tokens[prompt]
-    used = slice(0, len(ids))
-    numbers[0, used] = [len(table.tokens[i]) for i in ids]
-    numbers[1, used], numbers[2, used], numbers[3, used] = ids, plan.visit[place], first
-    budget = np.full(size, engine.sampling.max_new_tokens, np.int32)
-    if engine.max_context:
-        budget = np.minimum(budget, engine.max_context - numbers[0])
-    return types.Prompts(tokens, *numbers, budget)
+) -> tuple[_Hall, int]:
+    """As many slots as are needed, waiting pieces in the free ones; and the prompt tokens run."""
+    size = seating.size_for(hall.seats, len(hall.waiting), ladder=engine.slots, parts=engine.parts)
+    if size != len(hall.seats) and (hall.waiting or (hall.seats != seating.NOBODY).any()):
+        hall = _resized(engine, hall, size)
+    chosen = seating.seat(hall.seats, hall.waiting, parts=engine.parts)
+    waiting = collections.deque(itertools.islice(hall.waiting, len(chosen), None))
+    seats, slots, tokens = hall.seats.copy(), hall.slots, 0
+    for slot, piece in chosen:
+        seats[slot] = piece.group
+    for width, batch in programs.batches(engine.programs, chosen, ledger.plan, table, size=size,
+                                         parts=engine.parts, buckets=engine.buckets):
+        tokens += int(batch.length.sum())
+        batch = mesh_lib.put(batch, engine.programs.split)
+        ran = engine.programs.prefill[width](params, batch.tokens, batch.length)
+        slots = engine.programs.admit[size, width](slots, batch, *ran)
+    return _Hall(slots, seats, waiting), tokens
 
 
-def _samples(
-    rollouts: types.Rollout, plan: types.Plan, place: np.ndarray, first: np.ndarray, rows: int,
-    step: int,
-) -> types.Samples:
-    number = first[:, None] + np.arange(rows, dtype=np.int32)
-    wanted = number < plan.size[place][:, None]
-    flat = jax.tree.map(lambda leaf: leaf[:len(place)][wanted], rollouts)
-    where = np.broadcast_to(place[:, None], wanted.shape)[wanted]
-    count, width = flat.tokens.shape
-    zeros = np.zeros(count, np.float32)
-    return types.Samples(
-        tokens=flat.tokens, loss_mask=np.arange(width) < flat.length[:, None],
-        logprobs=flat.logprobs, length=flat.length, stopped=flat.stopped, reward=zeros,
-        shaped=zeros, valid=np.zeros(count, bool), group=plan.group[where],
-        prompt=plan.prompt[where], visit=plan.visit[where], sample=number[wanted],
-        born=np.full(count, step, np.int32))
+def _resized(engine: Engine, hall: _Hall, size: int) -> _Hall:
+    if hall.slots is None:
+        return dataclasses.replace(hall, slots=engine.programs.empty[size](),
+                                   seats=np.full(size, seating.NOBODY, np.int32))
+    at, to = engine.slots.index(len(hall.seats)), engine.slots.index(size)
+    slots, seats = hall.slots, hall.seats
+    for rung in range(at, to, 1 if to > at else -1):
+        beside = engine.slots[rung + (1 if to > at else -1)]
+        source = seating.moves(seats, beside, parts=engine.parts)
+        slots = engine.programs.resize[len(seats), beside](
+            slots, mesh_lib.put(source, engine.programs.split))
+        seats = seating.moved(seats, source, parts=engine.parts)
+    return dataclasses.replace(hall, slots=slots, seats=seats)
+
+
+def _launch(
+    engine: Engine, weights: types.Tree, hall: _Hall, root: jax.Array
+) -> tuple[_Hall, tuple[types.Chunk, np.ndarray]]:
+    """Start a chunk; it ends early once a refill, or a move to fewer slots, is worth it."""
+    size, free = len(hall.seats), int((hall.seats == seating.NOBODY).sum())
+    smaller = max((s for s in engine.slots if s < size), default=0)
+    worth = size - smaller
+    if hall.waiting:
+        worth = free + programs.refill(size, engine.parts)
+    enough = mesh_lib.put(np.int32(max(worth, free + 1)), engine.programs.whole)
+    slots, chunk = engine.programs.decode[size](weights, hall.slots, root, enough)
+    return dataclasses.replace(hall, slots=slots), (chunk, hall.seats)
+
+
+def _land(
+    engine: Engine, ledger: ledgers.Ledger, landed: tuple[types.Chunk, np.ndarray] | None, use: Use
+) -> tuple[np.ndarray, Use]:
+    """Write down a finished chunk; the groups that it completed."""
+    if landed is None:
+        return np.zeros(0, np.int32), use
+    chunk, seats = mesh_lib.fetch(landed[0]), landed[1]
+    finished = ledgers.write(ledger, chunk, seats, stop_ids=engine.sampling.stop_ids)
+    steps = int(chunk.steps)
+    return finished, Use(
+        use.live + int((chunk.sample[:steps] >= 0).sum()),
+        use.computed + steps * len(seats) * engine.rows, use.steps + steps, use.chunks + 1,
+        use.prompt_tokens, (*use.sizes, len(seats)))

@@ -1,0 +1,76 @@
+"""On the host: what was asked of the sampler, and the samples that grow of it by chunks."""
+
+import dataclasses
+
+import numpy as np
+
+from dapo_jax import types
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Groups in admission order, and a row for each of their samples. `write` fills in the rows;
+    the arrays are the ledger's own."""
+
+    samples: types.Samples
+    plan: types.Plan  # i32[n] each, with budget and first
+    start: np.ndarray  # i32[n] the group's first row
+    missing: np.ndarray  # i32[n] samples of the group that have not ended
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def new(width: int) -> Ledger:
+    """Nothing asked; samples are `width` tokens wide."""
+    none = np.zeros(0, np.int32)
+    return Ledger(types.no_samples(width), types.Plan(*(none,) * 6), none, none)
+
+
+def add(ledger: Ledger, plan: types.Plan, *, step: int) -> Ledger:
+    """The ledger with the plan's groups at its end; budget and first are given."""
+    count, width = int(plan.size.sum()), ledger.samples.tokens.shape[1]
+    group = np.repeat(np.arange(len(plan.size)), plan.size)
+    start = (np.cumsum(plan.size) - plan.size).astype(np.int32)
+    blank = {name: np.zeros((count, *column.shape[1:]), column.dtype)
+             for name, column in vars(ledger.samples).items()}
+    asked = types.Samples(**blank | {
+        "group": plan.group[group], "prompt": plan.prompt[group], "visit": plan.visit[group],
+        "sample": (plan.first[group] + np.arange(count) - start[group]).astype(np.int32),
+        "born": np.full(count, step, np.int32)})
+    assert asked.tokens.shape == (count, width)
+    join = lambda old, more: np.concatenate([old, more])  # noqa: E731
+    return Ledger(types.concatenate(ledger.samples, asked),
+                  types.Plan(*map(join, vars(ledger.plan).values(), vars(plan).values())),
+                  join(ledger.start, start + len(ledger.samples)),
+                  join(ledger.missing, plan.size.copy()))
+
+
+def write(
+    ledger: Ledger, chunk: types.Chunk, seats: np.ndarray, *, stop_ids: tuple[int, ...]
+) -> np.ndarray:
+    """Fill in what a chunk drew; `seats` i32[S] is the group (its place in the ledger) of each
+    slot. Returns the places of the groups that are complete with it, ascending."""
+    steps = int(chunk.steps)
+    column, slot, row = np.nonzero(chunk.sample[:steps] >= 0)
+    at = column, slot, row
+    group, position, token = seats[slot], chunk.position[at], chunk.token[at]
+    place = ledger.start[group] + chunk.sample[at] - ledger.plan.first[group]
+    samples = ledger.samples
+    samples.tokens[place, position] = token
+    samples.logprobs[place, position] = chunk.logprob[at]
+    samples.loss_mask[place, position] = True
+    np.maximum.at(samples.length, place, position + 1)
+    stopped = np.isin(token, stop_ids)
+    samples.stopped[place[stopped]] = True
+    ended = group[stopped | (position + 1 >= ledger.plan.budget[group])]
+    np.subtract.at(ledger.missing, ended, 1)
+    touched = np.unique(ended)
+    return touched[ledger.missing[touched] == 0]
+
+
+def rows(ledger: Ledger, groups: np.ndarray) -> types.Samples:
+    """The samples of groups, by place in the ledger: a copy."""
+    numbers = [np.arange(start, start + size) for start, size
+               in zip(ledger.start[groups], ledger.plan.size[groups], strict=True)]
+    return ledger.samples.take(np.concatenate(numbers or [np.zeros(0, np.intp)]))

@@ -1,0 +1,192 @@
+"""The sampler's compiled programs, one of each kind for each shape of the ladders."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dapo_jax import types
+from dapo_jax.models import transformer
+from dapo_jax.models.spec import ModelSpec
+from dapo_jax.rollout import decode, draw, seating
+from dapo_jax.runtime import mesh as mesh_lib
+
+SPLIT = PartitionSpec(("data", "fsdp"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """What runs on the device. Slots that `admit` and `decode` get are changed in place."""
+
+    weights: Callable  # parameters -> weights of decode, once a call of serve
+    empty: Mapping[int, Callable]  # by S; () -> slots
+    prefill: Mapping[int, Callable]  # by P; (parameters, tokens, length) -> hidden, cache
+    admit: Mapping[tuple[int, int], Callable]  # by (S, P); (slots, prompts, *prefill's) -> slots
+    decode: Mapping[int, Callable]  # by S; (weights, slots, root, enough) -> slots, chunk
+    resize: Mapping[tuple[int, int], Callable]  # by (S, S beside it); (slots, source) -> slots
+    admitted: int  # A, prompts of one admission
+    split: NamedSharding  # of prompts and sources
+    whole: NamedSharding  # of single numbers
+
+
+def compile_programs(
+    spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
+    buckets: Sequence[int], chunk: int, gather: bool,
+) -> Programs:
+    """Compile every shape that a run can ask for; see engine.compile_engine."""
+    parts, admitted = mesh_lib.batch_parts(mesh), refill(slots[-1], mesh_lib.batch_parts(mesh))
+    split, whole = NamedSharding(mesh, SPLIT), mesh_lib.replicated(mesh)
+    params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    params = mesh_lib.structs(params, mesh_lib.param_shardings(mesh, spec))
+    root = mesh_lib.structs(jax.eval_shape(lambda: jax.random.key(0)), whole)
+    shape = {"rows": rows, "width": buckets[-1], "new": sampling.max_new_tokens}
+    state = {count: _state(spec, mesh, slots=count, **shape) for count in slots}
+    unstack = functools.partial(transformer.unstack, spec)
+    prefill = functools.partial(transformer.prefill, spec)
+    weights = _compiled(unstack, params, out=_weight_places(spec, mesh, gather=gather))
+    ran = {width: _prefilled(spec, mesh, admitted, width) for width in buckets}
+    asked = {width: _prompts(admitted, width, split) for width in buckets}
+    log = NamedSharding(mesh, PartitionSpec(None, *SPLIT))
+    return Programs(
+        weights=weights,
+        empty={count: _compiled(functools.partial(decode.empty, spec, slots=count, **shape),
+                                out=_places(state[count])) for count in slots},
+        prefill={width: _compiled(prefill, params, asked[width].tokens, asked[width].length,
+                                  out=_places(ran[width])) for width in buckets},
+        admit={(count, width): _compiled(
+            functools.partial(decode.admit, parts), state[count], asked[width], *ran[width],
+            out=_places(state[count]), donate=0) for count in slots for width in buckets},
+        decode={count: _compiled(
+            functools.partial(decode.decode, spec, sampling, chunk),
+            _placed(jax.eval_shape(unstack, params), weights.output_shardings), state[count], root,
+            jax.ShapeDtypeStruct((), jnp.int32, sharding=whole), donate=1,
+            out=(_places(state[count]), types.Chunk(*(log,) * 4, steps=whole, free=whole)))
+            for count in slots},
+        resize={pair: _compiled(
+            functools.partial(decode.resize, parts), state[pair[0]],
+            jax.ShapeDtypeStruct((pair[1],), jnp.int32, sharding=split),
+            out=_places(state[pair[1]]))
+            for small, large in itertools.pairwise(slots) for pair in ((small, large),
+                                                                       (large, small))},
+        admitted=admitted, split=split, whole=whole)
+
+
+def _weight_places(spec: ModelSpec, mesh: Mesh, *, gather: bool) -> types.Tree:
+    """Where the weights of decode lie: as the parameters, or whole over fsdp, so that no token
+    waits for them."""
+    def place(sharding: NamedSharding, skip: int = 0) -> NamedSharding:
+        axes = (None if gather and axis == "fsdp" else axis for axis in sharding.spec[skip:])
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    shardings = mesh_lib.param_shardings(mesh, spec)
+    block = jax.tree.map(functools.partial(place, skip=1), shardings["blocks"])
+    rest = {name: place(leaf) for name, leaf in shardings.items() if name != "blocks"}
+    return rest | {"blocks": [block] * spec.layers}
+
+
+def refill(slots: int, parts: int) -> int:
+    """Free slots that are worth a refill: an eighth, and as many in each part."""
+    return parts * max(1, slots // parts // 8)
+
+
+def _compiled(
+    function: Callable, *arguments: types.Tree, out: types.Tree, donate: int | None = None
+) -> Callable:
+    return jax.jit(function, donate_argnums=() if donate is None else donate,
+                   out_shardings=out).lower(*arguments).compile()
+
+
+def _placed(tree: types.Tree, shardings: types.Tree) -> types.Tree:
+    return jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype,
+                                                                 sharding=where), tree, shardings)
+
+
+def _places(tree: types.Tree) -> types.Tree:
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def _prompts(count: int, width: int, split: NamedSharding) -> types.Prompts:
+    def make(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)
+    return types.Prompts(make((count, width)), *(make((count,)) for _ in range(7)))
+
+
+def _prefilled(
+    spec: ModelSpec, mesh: Mesh, count: int, width: int
+) -> tuple[jax.ShapeDtypeStruct, types.PromptCache]:
+    """What a prefill hands on: hidden states and a cache, split as the slots are."""
+    params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    number = jax.ShapeDtypeStruct((count,), jnp.int32)
+    hidden, cache = jax.eval_shape(functools.partial(transformer.prefill, spec), params,
+                                   jax.ShapeDtypeStruct((count, width), jnp.int32), number)
+    split = NamedSharding(mesh, SPLIT)
+    layered = NamedSharding(mesh, PartitionSpec(None, *SPLIT, _heads(spec, mesh)))
+    return mesh_lib.structs(hidden, split), types.PromptCache(
+        mesh_lib.structs(cache.keys, layered), mesh_lib.structs(cache.values, layered),
+        mesh_lib.structs(cache.length, split))
+
+
+def _heads(spec: ModelSpec, mesh: Mesh) -> str | None:
+    """The mesh axis that splits kv heads, where it can."""
+    return "tensor" if spec.kv_heads % mesh.shape["tensor"] == 0 else None
+
+
+def _state(
+    spec: ModelSpec, mesh: Mesh, *, slots: int, rows: int, width: int, new: int
+) -> types.Slots:
+    """Shapes of the state and where it lies: slots are split, and kv heads."""
+    shapes = jax.eval_shape(functools.partial(decode.empty, spec, slots=slots, rows=rows,
+                                              width=width, new=new))
+
+    def place(tree: types.Tree, *axes: str | None) -> types.Tree:
+        return mesh_lib.structs(tree, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    split = {name: place(value, *SPLIT) for name, value in vars(shapes).items()
+             if name not in ("cache", "own", "clock")}
+    heads, cache = _heads(spec, mesh), shapes.cache
+    prompts = (place(tree, *SPLIT, heads) for tree in (cache.keys, cache.values))
+    return types.Slots(
+        cache=types.PromptCache(*prompts, place(cache.length, *SPLIT)),
+        own=place(shapes.own, *SPLIT, None, heads), clock=place(shapes.clock), **split)
+
+
+def batches(
+    compiled: Programs, chosen: Sequence[tuple[int, seating.Piece]], plan: types.Plan,
+    table: types.PromptTable, *, size: int, parts: int, buckets: Sequence[int],
+) -> Iterator[tuple[int, types.Prompts]]:
+    """(P, prompts) of the admissions that seat the chosen pieces in `size` slots, long prompts
+    first, so that few admissions need a large bucket."""
+    def length(place: tuple[int, seating.Piece]) -> int:
+        return len(table.tokens[plan.prompt[place[1].group]])
+
+    each, wide = compiled.admitted // parts, size // parts
+    queues = [sorted((place for place in chosen if place[0] // wide == part), key=length,
+                     reverse=True) for part in range(parts)]
+    for start in range(0, max(map(len, queues)), each):
+        batch = [queue[start:start + each] for queue in queues]
+        longest = max(length(place) for queue in batch for place in queue)
+        width = next(bucket for bucket in buckets if bucket >= longest)
+        prompts = types.Prompts(np.zeros((each * parts, width), np.int32), *(
+            np.full(each * parts, number, np.int32) for number in (0, wide, 0, 0, 0, 0, 0)))
+        for part, queue in enumerate(batch):
+            for row, (slot, piece) in enumerate(queue, start=part * each):
+                _write(prompts, row, slot % wide, piece, plan, table)
+        yield width, prompts
+
+
+def _write(
+    prompts: types.Prompts, row: int, slot: int, piece: seating.Piece, plan: types.Plan,
+    table: types.PromptTable,
+) -> None:
+    prompt, group = plan.prompt[piece.group], piece.group
+    tokens = table.tokens[prompt]
+    prompts.tokens[row, :len(tokens)] = tokens
+    for name, value in {"length": len(tokens), "slot": slot, "prompt": prompt,
+                        "visit": plan.visit[group], "sample": piece.first, "count": piece.count,
+                        "budget": plan.budget[group]}.items():
+        getattr(prompts, name)[row] = value
