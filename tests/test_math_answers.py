@@ -129,10 +129,10 @@ def test_an_answer_that_could_grow_out_of_hand_is_wrong_in_bounded_time(answer, 
 def test_what_could_blow_up_in_one_call_is_refused_unread_and_what_is_usual_is_not():
     refused = [
         "9^{9^9}", "(9^9)^{9^9}", "9^{1000}", r"9^{99 \cdot 99}", "2^{3^{4}}", "100!", "(5)!",
-        "5!!", "9^9!", "9^{5!}", r"\binom{9999}{4}", r"\binom{9^9}{4}", r"{9 \choose 4}",
-        "1" * 31, "x" * 301, "(" * 13 + "x" + ")" * 13, "2^9^9", "{2^9}^{9}^9",
-        "((9^{99})^{99})^{99}", "9^(9^9)", "x^2 !", r"9^\frac{99}{1/99}", r"\sqrt[1/9999]{9}",
-        r"\left(9^{99}\right)^{99}", r"\Gamma(999999)", "9 ^ { 9999 }", "9^12345"]
+        "5!!", "9^9!", "9^{5!}", r"\binom{9999}{4}", r"\binom{9^9}{4}", r"{9 \choose 4}", "1" * 31,
+        "x" * 301, "(" * 13 + "x" + ")" * 13, "2^9^9", "{2^9}^{9}^9", "((9^{99})^{99})^{99}",
+        "9^(9^9)", "x^2 !", r"9^\frac{99}{1/99}", r"\sqrt[1/9999]{9}", r"\left(9^{99}\right)^{99}",
+        r"\Gamma(999999)", "9 ^ { 9999 }", "9^12345"]
     assert [text for text in refused if symbolic.safe(text)] == []
     usual = [r"e^{x^2}", r"2^{10}", r"x^{\frac{1}{2}}", "10^{99}", "5!", "n! + 12!", "x != 3",
              r"\frac{2^{n+1}}{3^n}", r"\sqrt{1+\sqrt{2}}", "x^{2n}", "a_{n}^{2}", "(x^2)^3",

@@ -82,6 +82,8 @@ def same(found: str, wanted: str, leaf: Leaf, *, depth: int = 0) -> bool:
         return value is not None and equal(value, target)
     if _squeezed(found) == _squeezed(wanted):
         return True
+    if len(wanted) == 1 and "A" <= wanted <= "Z":  # an option
+        return found.upper() == wanted
     if is_prose(wanted) or is_prose(found):
         return _squeezed(found).casefold() == _squeezed(wanted).casefold()
     right, left = listed(wanted), listed(found)
