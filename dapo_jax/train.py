@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import command_line, config, evaluate, setup, types
+from dapo_jax import calibration, command_line, config, evaluate, setup, types
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing, update
@@ -160,7 +160,9 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
             LOG.info("compiling the %s phase", phase.name)
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
-        state = _steps(run, compile_phase(run, phase), state)
+        phase_run = compile_phase(run, phase)
+        state = calibration.calibrated(state, phase_run.source)
+        state = _steps(run, phase_run, state)
         if run.signals:
             break
     return state
