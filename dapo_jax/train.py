@@ -17,7 +17,16 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import command_line, config, evaluate, phases, setup, setup_phases, types
+from dapo_jax import (
+    calibration,
+    command_line,
+    config,
+    evaluate,
+    phases,
+    setup,
+    setup_phases,
+    types,
+)
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
@@ -154,6 +163,7 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
         phase_run = phases.ready(run.parts, phase, run.pool, state, workdir=run.workdir)
+        state = calibration.calibrated(state, phase_run.source)
         state = _steps(run, phase_run, state)
         if run.signals:
             break

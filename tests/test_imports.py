@@ -18,7 +18,7 @@ FLOORS = (
     ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
      "rollout.collect", "rollout.streaming"),
     ("setup", "setup_phases", "phases"),
-    ("evaluate",),
+    ("evaluate", "calibration"),
     ("train", "report", "export", "generate", "profile_prompts", "simulate"),
     ("bench",),
 )
