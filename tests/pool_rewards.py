@@ -1,4 +1,4 @@
-"""Reward functions of test_pool.py, run in its workers."""
+"""Reward functions that the tests of the scoring pool run in its workers."""
 
 import os
 import pathlib

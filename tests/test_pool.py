@@ -2,45 +2,21 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import timeit
 
 import numpy as np
+import pool_runs
 import pytest
 
 from dapo_jax import config
-from dapo_jax.envs import parts, pool
-
-
-def start(name, **settings):
-    return pool.open(f"pool_rewards:{name}",
-                     config.Scoring(**{"timeout": 20.0, **settings}))
-
-
-def run(name, texts, records=None, **settings):
-    with start(name, **settings) as workers:
-        return pool.score(workers, texts, records or [{}] * len(texts))
-
-
-def gone(pid, within=10.0):
-    limit = time.monotonic() + within
-    while time.monotonic() < limit:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
+from dapo_jax.envs import pool
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rewards_come_back_in_order(workers):
-    scores = run("act", [str(n) for n in range(300)], workers=workers)
+    scores = pool_runs.run("act", [str(n) for n in range(300)], workers=workers)
     assert scores.reward.tolist() == list(range(300))
     assert scores.reward.dtype == np.float32 and scores.valid.dtype == bool
     assert scores.valid.all()
@@ -50,14 +26,14 @@ def test_rewards_come_back_in_order(workers):
 def test_a_reward_that_raises_or_gives_nan_is_masked_and_counted():  # B71
     texts = ["true", "int", "nan", "float", "f32", "i64", "dict", "inf", "beyond f32", "huge",
              "bool_"]
-    scores = run("typed", texts)
+    scores = pool_runs.run("typed", texts)
     assert scores.reward.tolist() == [1, 2, 0, 0.5, 0.25, 3, 4, 0, 0, 0, 1]
     assert scores.valid.tolist() == [text not in ("nan", "inf", "beyond f32", "huge")
                                      for text in texts]
     assert (scores.errors, scores.timeouts) == (4, 0)
     assert scores.first_failure == "item 2: pool_rewards:typed returned nan"
     assert scores.failures["value"] == 4
-    scores = run("act", ["1", "raise", "rude", "exit", "2"])
+    scores = pool_runs.run("act", ["1", "raise", "rude", "exit", "2"])
     assert scores.valid.tolist() == [True, False, False, False, True]
     assert scores.errors == scores.failures["error"] == 3
     assert scores.first_failure.startswith("item 1: pool_rewards:act: ")
@@ -65,7 +41,7 @@ def test_a_reward_that_raises_or_gives_nan_is_masked_and_counted():  # B71
 
 
 def test_a_failed_item_gets_the_configured_reward_if_asked():
-    scores = run("act", ["1", "raise", "die"], on_failure="reward", failure_reward=-0.5)
+    scores = pool_runs.run("act", ["1", "raise", "die"], on_failure="reward", failure_reward=-0.5)
     assert scores.reward.tolist() == [1, -0.5, -0.5]
     assert scores.valid.all()
     assert scores.errors == 2
@@ -78,7 +54,7 @@ WRONG_TYPES = [
 
 @pytest.mark.parametrize("text, kind", WRONG_TYPES)
 def test_what_is_no_number_is_refused_with_function_and_type(text, kind):  # B71
-    with start("typed") as workers:
+    with pool_runs.start("typed") as workers:
         with pytest.raises(pool.RewardTypeError, match=f"pool_rewards:typed returned {kind}"):
             pool.score(workers, [text] * 2, [{}] * 2)
         with pytest.raises(RuntimeError, match="closed"):
@@ -87,7 +63,7 @@ def test_what_is_no_number_is_refused_with_function_and_type(text, kind):  # B71
 
 
 def test_a_wrong_type_among_numbers_costs_its_sample_only():  # B71
-    with start("typed") as workers:
+    with pool_runs.start("typed") as workers:
         scores = pool.score(workers, ["int", *(text for text, _ in WRONG_TYPES), "task"], [{}] * 9)
         assert scores.reward.tolist() == [2, *[0] * 7, 0.75]
         assert scores.valid.tolist() == [True, *[False] * 7, True]
@@ -105,118 +81,12 @@ def test_an_unusable_record_is_a_kind_of_its_own():
     assert "the right answer '' is empty" in scores.first_failure
 
 
-def test_parts_of_the_dict_and_of_other_functions_come_beside_the_task_reward():
-    weights = (("style", 0.5), ("pool_rewards:shouts", 1.0), ("task", 2.0), ("format", 1.0))
-    with pool.open("pool_rewards:parted", config.Scoring(), weights=weights) as workers:
-        scores = pool.score(workers, ["1", "2", "bare", "NO"], [{}] * 4)
-    assert scores.reward.tolist() == [1, 2, 0, 0]
-    assert {name: part.tolist() for name, part in scores.parts.items()} == {
-        "style": [10, 20, 0, 0], "pool_rewards:shouts": [0, 0, 0, 0]}
-    assert scores.failures["type"] == 1 and scores.failures["error"] == 1  # float("NO")
-    assert "pool_rewards:parted returned no part 'style'" in scores.first_failure
-
-
-@pytest.mark.parametrize("weights, words", [
-    ((("style", "much"),), "no pair"), ((("", 1),), "no pair"), (("style",), "no pair"),
-    ((("style", float("nan")),), "no pair"), ((("a", 1), ("a", 2)), "names 'a' twice"),
-])
-def test_weights_that_are_none_are_refused_at_the_start(weights, words):
-    with pytest.raises(config.ConfigError, match=f"reward_weights.*{words}"):
-        pool.open("pool_rewards:parted", config.Scoring(), weights=weights)
-
-
-@pytest.mark.parametrize("name, words", [
-    ("one_argument", "takes \\(text\\).*called with \\(text, record\\)"),
-    ("three_arguments", "missing a required argument: 'more'"), ("coroutine", "coroutine"),
-    ("MODULE_DATA", "dict, not a function"),
-])
-def test_a_function_that_cannot_be_called_as_a_reward_is_refused_by_name(name, words):
-    with pytest.raises(config.ConfigError, match=f"'pool_rewards:{name}'.*{words}"):
-        parts.function(f"pool_rewards:{name}")
-    with start(name) as workers, pytest.raises(config.ConfigError, match=words):
-        pool.ready(workers)
-
-
-def test_defaults_and_further_arguments_with_defaults_are_no_fault():
-    assert parts.function("pool_rewards:generous")("x", {}) == 1
-    assert parts.function("builtins:max") is max  # tells no signature
-
-
-@pytest.mark.parametrize("hog", ["hog", "hog by fork"])
-def test_memory_beyond_the_limit_costs_its_item_only(hog):
-    texts = ["1", hog, "2", hog, "3"]
-    scores = run("act", texts, memory_mb=300)
-    assert scores.reward.tolist() == [1, 0, 2, 0, 3]
-    assert scores.valid.tolist() == [True, False, True, False, True]
-    assert scores.failures["memory"] == scores.errors == 2
-    assert "pool_rewards:act needed more memory" in scores.first_failure
-
-
-def test_memory_that_rewards_leave_behind_costs_one_item_in_a_while_not_all():
-    scores = run("leaks", ["x"] * 12, memory_mb=300)
-    assert 0 < scores.failures["memory"] <= 5
-    assert scores.valid.sum() == 12 - scores.failures["memory"]
-
-
-def test_without_a_limit_a_reward_may_allocate():
-    assert run("act", ["hog"], memory_mb=0).reward.tolist() == [600]
-
-
-def test_a_limit_below_what_the_reward_imports_is_named():
-    with start("act", memory_mb=10) as workers, \
-            pytest.raises(config.ConfigError, match="memory_mb"):
-        pool.ready(workers)
-
-
-def test_a_reward_that_forks_and_comes_back_twice_answers_once(capfd):
-    scores = run("act", ["fork", "1", "fork", "2"])
-    assert capfd.readouterr().err == ""  # the copies end quietly
-    assert scores.reward.tolist() == [7, 1, 7, 2] and scores.valid.all()
-
-
-@pytest.mark.parametrize("way, end", [
-    ("fork", "hang"), ("daemon", "hang"), ("setsid", "die"), ("subprocess", "die"),
-    ("daemon", "stay")])
-def test_what_a_reward_started_ends_with_its_worker(way, end, tmp_path):
-    note = tmp_path / "child"
-    workers = pool.open("pool_rewards:starts", config.Scoring(timeout=0.7))
-    pool.score(workers, ["1"], [{}])
-    scores = pool.score(workers, [way, "1"], [{"note": str(note), "end": end}, {}])
-    assert scores.valid.tolist() == [end == "stay", True]
-    if end == "stay":
-        assert not gone(int(note.read_text()), within=0)
-    pool.close(workers)
-    assert gone(int(note.read_text()))
-
-
-def test_a_reward_that_writes_into_the_pipe_costs_its_item_only():
-    scores = run("act", ["1", "garbage", "2", "flood", "3"])
-    assert scores.reward.tolist() == [1, 0, 2, 0, 3]
-    assert scores.failures["ended"] == scores.errors == 2
-
-
-def test_ctrl_c_in_the_middle_of_scoring_leaves_no_process(tmp_path):
-    note = tmp_path / "child"
-    workers = pool.open("pool_rewards:starts", config.Scoring(timeout=100.0))
-    pids = [worker.process.pid for worker in workers.workers]
-
-    def interrupt():
-        while not (note.exists() and note.read_text()):
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        pool.score(workers, ["setsid"], [{"note": str(note), "end": "hang"}])
-    assert all(gone(pid) for pid in [*pids, int(note.read_text())])
-
-
 @pytest.mark.parametrize("bad", ["die", "killed", "hang", "hang in C"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_only_the_item_at_fault_is_lost(bad, workers):
     texts = [str(n) for n in range(40)]
     texts[3] = texts[17] = bad
-    scores = run("act", texts, workers=workers, timeout=0.4)
+    scores = pool_runs.run("act", texts, workers=workers, timeout=0.4)
     lost = {3, 17}
     assert scores.valid.tolist() == [n not in lost for n in range(40)]
     assert scores.reward.tolist() == [0 if n in lost else n for n in range(40)]
@@ -227,28 +97,28 @@ def test_only_the_item_at_fault_is_lost(bad, workers):
 
 def test_a_worker_that_its_own_alarm_ends_was_late():
     # As where this process does not get to run when the limit is over.
-    scores = run("act", ["1", "alarm", "2"])
+    scores = pool_runs.run("act", ["1", "alarm", "2"])
     assert scores.valid.tolist() == [True, False, True]
     assert (scores.timeouts, scores.errors) == (1, 0)
 
 
 def test_a_pool_whose_every_item_kills_ends_and_serves_the_next_call():
-    with start("act", workers=2) as workers:
+    with pool_runs.start("act", workers=2) as workers:
         scores = pool.score(workers, ["die"] * 5, [{}] * 5)
         assert (scores.errors, scores.valid.any()) == (5, False)
         assert pool.score(workers, ["7"], [{}]).reward.tolist() == [7]
 
 
 def test_the_limit_is_for_one_item_not_for_the_call():
-    scores = run("act", ["slow"] * 30, timeout=0.5)
+    scores = pool_runs.run("act", ["slow"] * 30, timeout=0.5)
     assert scores.valid.all()
 
 
 def test_a_worker_killed_while_idle_is_replaced_at_no_cost():
-    with start("pid") as workers:
+    with pool_runs.start("pid") as workers:
         first = int(pool.score(workers, [""], [{}]).reward[0])
         os.kill(first, signal.SIGKILL)
-        assert gone(first)
+        assert pool_runs.gone(first)
         scores = pool.score(workers, [""] * 3, [{}] * 3)
         assert scores.valid.all()
         assert int(scores.reward[0]) != first
@@ -256,7 +126,7 @@ def test_a_worker_killed_while_idle_is_replaced_at_no_cost():
 
 def test_a_worker_that_stops_before_it_reads_costs_no_item():
     texts = [str(n) + " " * 300_000 for n in range(4)]
-    with start("act", timeout=1.0) as workers:
+    with pool_runs.start("act", timeout=1.0) as workers:
         pool.ready(workers)
         stopped = workers.workers[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
@@ -271,14 +141,14 @@ def test_a_worker_that_stops_before_it_reads_costs_no_item():
 
 
 def test_prints_and_reads_of_a_reward_do_not_touch_the_protocol():
-    scores = run("act", ["print", "stdin", "2", "print"])
+    scores = pool_runs.run("act", ["print", "stdin", "2", "print"])
     assert scores.reward.tolist() == [1, 5, 2, 1]
     assert scores.valid.all()
 
 
 def test_workers_import_neither_jax_nor_the_parents_main():
     texts = ["jax", "pytest", "flax", "dapo_jax.types", "json"]
-    assert run("modules", texts).reward.tolist() == [0, 0, 0, 0, 1]
+    assert pool_runs.run("modules", texts).reward.tolist() == [0, 0, 0, 0, 1]
     with pool.open("dapo_jax.envs.arithmetic:score", config.Scoring()) as workers:
         scores = pool.score(workers, ["47", "48"], [{"answer": "47"}] * 2)
     assert scores.reward.tolist() == [1, 0]
@@ -286,7 +156,7 @@ def test_workers_import_neither_jax_nor_the_parents_main():
 
 def test_a_reward_that_uses_jax_gets_the_cpu(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    assert run("platform", ["cpu", "cuda"]).reward.tolist() == [1, 0]
+    assert pool_runs.run("platform", ["cpu", "cuda"]).reward.tolist() == [1, 0]
 
 
 def test_workers_that_keep_ending_before_they_begin_are_an_error_not_a_loop(
@@ -324,7 +194,7 @@ def test_records_that_the_worker_cannot_read_are_an_error_not_a_loop(tmp_path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "vanishing.py").write_text("class Thing: pass")
     import vanishing
-    with start("act") as workers:
+    with pool_runs.start("act") as workers:
         pool.ready(workers)
         (tmp_path / "vanishing.py").unlink()
         with pytest.raises(config.ConfigError, match="vanishing"):
@@ -333,11 +203,11 @@ def test_records_that_the_worker_cannot_read_are_an_error_not_a_loop(tmp_path, m
 
 def test_large_texts_pass_both_ways():
     texts = [str(n) + " " * 300_000 for n in range(40)]
-    assert run("act", texts, workers=2).reward.tolist() == list(range(40))
+    assert pool_runs.run("act", texts, workers=2).reward.tolist() == list(range(40))
 
 
 def test_no_items_and_unequal_lengths():
-    with start("act") as workers:
+    with pool_runs.start("act") as workers:
         scores = pool.score(workers, [], [])
         assert (scores.reward.shape, scores.valid.shape, scores.errors) == ((0,), (0,), 0)
         with pytest.raises(ValueError, match="2 texts but 1 records"):
@@ -345,43 +215,15 @@ def test_no_items_and_unequal_lengths():
 
 
 def test_closing_ends_workers_and_may_be_repeated():
-    workers = start("act", workers=2)
+    workers = pool_runs.start("act", workers=2)
     pids = [worker.process.pid for worker in workers.workers]
     pool.close(workers)
     pool.close(workers)
-    assert all(gone(pid) for pid in pids)
-
-
-def test_what_a_late_reward_started_is_killed_with_it(tmp_path):
-    note = tmp_path / "child"
-    run("act", ["hang with child"], [{"note": str(note)}], timeout=1.0)
-    assert gone(int(note.read_text()))
-
-
-PARENT = '''
-import sys
-from dapo_jax import config
-from dapo_jax.envs import parts, pool
-workers = pool.open("pool_rewards:pid", config.Scoring(timeout=float(sys.argv[2])))
-pool.score(workers, [sys.argv[1]], [{"note": sys.argv[3]}])
-'''
-
-
-@pytest.mark.parametrize("text, timeout", [("hang", "100"), ("hang in C", "1")])
-def test_no_worker_outlives_a_parent_that_is_killed(text, timeout, tmp_path):
-    note = tmp_path / "worker"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, text, timeout, str(note)],
-                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    limit = time.monotonic() + 30
-    while not (note.exists() and note.read_text()) and time.monotonic() < limit:
-        time.sleep(0.01)
-    parent.kill()
-    parent.wait()
-    assert gone(int(note.read_text()))
+    assert all(pool_runs.gone(pid) for pid in pids)
 
 
 def test_a_reward_is_not_interrupted_by_ctrl_c():
-    with start("act") as workers:
+    with pool_runs.start("act") as workers:
         pool.ready(workers)
         os.kill(workers.workers[0].process.pid, signal.SIGINT)
         assert pool.score(workers, ["1"], [{}]).valid.all()

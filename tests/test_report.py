@@ -208,10 +208,11 @@ def test_the_last_evaluation_is_shown_with_its_data_sets_and_its_page(tmp_path):
             {"step": step, "prompts": 9, "samples": 4, "overall": figures, "levels": {},
              "sets": {"aime<24>": figures | {"prompts": 5}}}))
     lines = (workdir / "metrics.jsonl").read_text()
-    (workdir / "metrics.jsonl").write_text(lines + json.dumps(
-        {"step": 5, "phase": "rl", "eval/aime<24>/avg@4": 0.25, "eval/interval/avg@4_low": 0.1}))
+    more = {"step": 5, "eval/aime<24>/avg@4": 0.25, "eval/interval/avg@4_low": 0.1}
+    (workdir / "metrics.jsonl").write_text(lines + json.dumps(more) + "\n")
     run = report.read_run(workdir, name="run")
     page_text = report.write([run], tmp_path).read_text()
     assert "After step 20, 4 answers" in page_text and "run/eval/step_000020.html" in page_text
     assert "<td>aime&lt;24&gt;</td><td>5</td><td>0.250 (0.125–0.500)</td>" in page_text
+    assert report.summary(run)["held-out aime<24>/avg@4"] == "0.25 → 0.25"
     assert not any("interval" in label for label in report.summary(run))

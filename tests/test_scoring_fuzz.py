@@ -95,6 +95,8 @@ def test_a_hundred_thousand_random_and_hostile_answers():
         scores = attack(workers, [*batch, one], limit=5.0)
         counted["answers"] += len(scores.reward)
         counted["late"] += scores.timeouts
+        late = [item for item, valid in zip(batch, scores.valid, strict=False) if not valid]
+        print(*(f"late: {text[:200]!r} {gold!r}" for text, gold in late), sep="\n", end="")
         counted["slowest"] = max(counted["slowest"], float(scores.parts["seconds"].max()))
         counted["right"] += int(scores.reward.sum())
 
