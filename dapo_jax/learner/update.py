@@ -128,15 +128,18 @@ def apply(
     """
     grads, metrics = sums
     one, loss, norm = jnp.float32(1), metrics["policy/loss"].total, optax.tree.norm(grads)
-    steps, opt_state = optimizer.transform.update(grads, state.opt_state, state.params)
     metrics = metrics | {
         "policy/loss": types.Mean(loss, one),
         "policy/grad_norm": types.Mean(norm, one),
         "policy/lr": types.Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one)}
     sound = jnp.isfinite(loss) & jnp.isfinite(norm)
-    moved = types.TrainState(optax.apply_updates(state.params, steps), opt_state, state.updates + 1)
-    # Not lax.cond: a choice by element writes in place, a branch would hold both states.
-    state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
+
+    def step(before: types.TrainState) -> types.TrainState:
+        steps, opt_state = optimizer.transform.update(grads, before.opt_state, before.params)
+        return types.TrainState(optax.apply_updates(before.params, steps), opt_state,
+                                before.updates + 1)
+    # Not `where`: that would hold the parameters twice.
+    state = jax.lax.cond(sound, step, lambda before: before, state)
     metrics = jax.tree.map(lambda value: jnp.where(sound, value, jnp.zeros_like(value)), metrics)
     return state, metrics | {"policy/skipped": types.Sum(1 - sound.astype(jnp.int32))}
 
