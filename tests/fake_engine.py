@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 import heapq
+import itertools
 
 import numpy as np
 
 from dapo_jax import types
-from dapo_jax.dynamic_sampling import stream
+from dapo_jax.dynamic_sampling import controller, stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,3 +142,48 @@ def play(device, engine, state, held, *, step, size, work=None, look=lambda flow
     _, partial = serve(device, engine, feed, work)
     take(stream.Beat(1 << 30, np.zeros(0, np.int32), True, 0))
     return (*stream.finish(flow, partial, size=size), flow)
+
+
+class HeavyTail:
+    """Groups that are informative with `keep(step)`, and samples of lognormal length: median 0.1
+    of the limit, 3 % at it. All of it belongs to the number of the group."""
+
+    def __init__(self, keep, *, limit=256, seed=0):
+        self.keep, self.limit, self.seed, self.step = keep, limit, seed, 0
+
+    def __call__(self, plan):
+        columns = [np.zeros(0, np.int32)] * 6
+        for i in range(len(plan.group)):
+            drawn = self._group(*(int(values[i]) for values in (
+                plan.group, plan.prompt, plan.visit, plan.first, plan.size)))
+            columns = [np.concatenate(pair) for pair in zip(columns, drawn, strict=True)]
+        group, prompt, visit, sample, length, right = (c.astype(np.int32) for c in columns)
+        n, reward = len(group), right.astype(np.float32)
+        return dataclasses.replace(
+            types.no_samples(3), tokens=np.zeros((n, 3), np.int32),
+            loss_mask=np.zeros((n, 3), bool), logprobs=np.zeros((n, 3), np.float32),
+            length=length, stopped=length < self.limit, reward=reward, shaped=reward,
+            valid=np.ones(n, bool), group=group, prompt=prompt, visit=visit, sample=sample,
+            born=np.full(n, self.step, np.int32))
+
+    def _group(self, group, prompt, visit, first, size):
+        rng = np.random.default_rng([self.seed, group])
+        mixed = rng.random() < self.keep(self.step)
+        # 1.2247 = ln 10 / 1.88: 3 % of the mass lies above the limit.
+        length = np.exp(np.log(0.1 * self.limit) + 1.2247 * rng.normal(size=first + size))
+        number = np.arange(first, first + size)
+        same = np.ones(size, np.int64)
+        return (same * group, same * prompt, same * visit, number,
+                np.clip(length, 1, self.limit).astype(int)[first:], number % 2 * mixed)
+
+
+def in_rounds(device, engine, state, held, *, step, size, work):
+    """One step in rounds on the same device."""
+    def sample(plan):
+        none = dataclasses.replace(plan, **{name: value[:0] for name, value in vars(plan).items()
+                                            if value is not None})
+        plans = itertools.chain([plan], itertools.repeat(none))
+        return serve(device, engine, lambda _: next(plans), work)[0]
+
+    engine.step = step
+    return controller.collect(state, held, step=step, sample=sample, size=size)

@@ -11,13 +11,14 @@ admitted before the last of them is decided. Long groups finish late, so the fir
 happen to be finished would be short ones.
 
 In flight is held what the predictor would ask for: as many undecided groups as its first request
-would name for the groups still missing, by its window and by what this step showed so far. The
+would name for the groups still missing, corrected by what this step showed so far. The
 costs of `cost_optimal` mean in this mode: `round_cost`, what a batch that turns out short costs,
 is the drain of a tail (the time of a few prompts in an otherwise idle engine, which is what a small
 call takes); `prompt_cost` is the device time of a prompt admitted in vain.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -87,17 +88,30 @@ def full(flow: Flow, size: CollectSettings) -> bool:
 
 
 def wanted(flow: Flow, size: CollectSettings) -> int:
-    """Undecided groups that there should be; 0 where no group is missing."""
+    """Undecided groups that there should be; 0 where no group is missing.
+
+    What the predictor would ask for, made larger or smaller by what this step showed so far, and
+    no fewer than give the missing groups at one standard deviation of ill luck.
+    """
     progress, cfg = flow.progress, size.dynamic.predictor
     missing = flow.opening.need - int(np.sum(gather.accepted(progress, size)))
     if missing <= 0 or not size.filter_enabled:
         return max(0, missing)
-    before = gather.decided(progress.entries)
-    kept = int(np.sum(gather.accepted(progress, size)[:before]))
+    seen = progress.state.predictor
     lost = size.stream.in_flight == "drop"
     absorbed = 0 if lost else controller.absorbed(size.groups, size.dynamic)
-    return predictor.predict(_joined(progress.state.predictor, before, kept), missing, cfg,
-                             absorbed=absorbed)
+    asked = predictor.predict(seen, missing, cfg, absorbed=absorbed)
+    before = gather.decided(progress.entries)
+    if not before:
+        return asked
+    usual = float(predictor.acceptance(seen)) if seen.count else 1 / cfg.multiplier
+    # Groups behind the first undecided one are left out: those that are decided are short. What is
+    # usual weighs as much as a batch of prompts.
+    kept = int(np.sum(gather.accepted(progress, size)[:before]))
+    now = (kept + size.groups * usual) / (before + size.groups)
+    least = missing + math.sqrt(missing * (1 - now))
+    enough = math.ceil(max(asked * usual, least) / now - 1e-9)
+    return max(missing, min(enough, predictor.bound(missing, cfg)))
 
 
 def admit(flow: Flow, beat: Beat, *, size: CollectSettings) -> tuple[Flow, types.Plan | None]:
@@ -142,14 +156,3 @@ def _new(flow: Flow, room: int, size: CollectSettings) -> int:
     undecided = int(np.sum(~progress.entries.done & ~gather.accepted(progress, size)))
     left = controller.max_prompts(size) - len(progress.entries.prompt)
     return max(0, min(wanted(flow, size) - undecided, room, left))
-
-
-def _joined(state: types.PredictorState, asked: int, kept: int) -> types.PredictorState:
-    """The window with what this step showed added to its newest entry."""
-    newest = np.arange(len(state.asked)) == len(state.asked) - 1
-    if not asked:
-        return state
-    return dataclasses.replace(
-        state, asked=state.asked + (asked * newest).astype(np.int32),
-        kept=state.kept + (kept * newest).astype(np.int32),
-        count=np.maximum(state.count, 1).astype(np.int32))
