@@ -29,6 +29,8 @@ class Context(NamedTuple):
     ropes: tuple[Pair, ...]  # cosines and sines [S, R, T, E/2] by kind of layer
     seen: attention.Seen
     index: jax.Array | None = None  # the column of the row's cache that is written
+    rows: attention.Seen | None = None  # x [S, 1, P + R T, D] holds prompts, which `seen` is of,
+    # and then the rows that continue them
 
 
 class Block(nn.Module):
@@ -41,7 +43,7 @@ class Block(nn.Module):
         self, x: jax.Array, prompt: Pair | None, own: Pair | None, kind: jax.Array | int | None,
         context: Context,
     ) -> tuple[jax.Array, Pair]:
-        """x [S, R, T, D] -> the same, and the row's own keys and values.
+        """x [S, R, T, D] -> the same, and the row's own keys and values (None if context.rows).
 
         `own` is None (the tokens of x are all there are) or the row's cache, into which the
         token is written at `context.index`. `kind` is the layer's, None if there is only FULL.
@@ -69,19 +71,49 @@ class Attention(nn.Module):
             query, key = _norm(self, "query_norm", query), _norm(self, "key_norm", key)
         rope, window = _of_kind(s, kind, context)
         query, key = (layers.rotate(part, rope) for part in (query, key))
-        key, value = key.transpose(0, 1, 3, 4, 2), value.transpose(0, 1, 3, 2, 4)
-        if own is not None:
-            key = jax.lax.dynamic_update_slice_in_dim(own[0], key, context.index, axis=4)
-            value = jax.lax.dynamic_update_slice_in_dim(own[1], value, context.index, axis=3)
         how = attention.How(s.attention, (s.query_scalar or s.head_size) ** -0.5,
                             s.attention_softcap)
-        mixed = attention.attend(query, (key, value), prompt, context.seen, window=window, how=how)
+        if context.rows is None:
+            new = _cached(key, value)
+            own = new if own is None else _written(own, new, context.index)
+            mixed = attention.attend(query, own, prompt, context.seen, window=window, how=how)
+        else:
+            mixed = _with_rows(query, key, value, context, window=window, how=how)
         out = self.param("out", _logical(("heads", "head", "embed"), (0, 1)),
                          (s.heads, s.head_size, s.d_model), s.param_dtype)
         result = _product(self, "out", "srthe,hed->srtd", mixed, out.astype(x.dtype))
         if s.post_norms:
             result = _norm(self, "post_norm", result)
-        return x + result, (key, value)
+        return x + result, own
+
+
+def _cached(key: jax.Array, value: jax.Array) -> Pair:
+    """Keys and values [S, R, T, K, E] in the layouts of a cache."""
+    return key.transpose(0, 1, 3, 4, 2), value.transpose(0, 1, 3, 2, 4)
+
+
+def _written(own: Pair, new: Pair, index: jax.Array) -> Pair:
+    """The row's cache with a token's keys and values in column `index`."""
+    return (jax.lax.dynamic_update_slice_in_dim(own[0], new[0], index, axis=4),
+            jax.lax.dynamic_update_slice_in_dim(own[1], new[1], index, axis=3))
+
+
+def _with_rows(
+    query: jax.Array, key: jax.Array, value: jax.Array, context: Context, *,
+    window: jax.Array | int | None, how: attention.How,
+) -> jax.Array:
+    """Attention [S, 1, P + R T, H, E] of prompts to themselves, of rows to their prompt and
+    themselves."""
+    slots, rows, width = context.rows.own.position.shape
+    start = query.shape[2] - rows * width
+    first = [part[:, :, :start] for part in (query, key, value)]
+    rest = [part[:, 0, start:].reshape(slots, rows, width, *part.shape[3:])
+            for part in (query, key, value)]
+    prompt = _cached(*first[1:])
+    mixed = attention.attend(first[0], prompt, None, context.seen, window=window, how=how)
+    more = attention.attend(rest[0], _cached(*rest[1:]), (prompt[0][:, 0], prompt[1][:, 0]),
+                            context.rows, window=window, how=how)
+    return jnp.concatenate([mixed, more.reshape(slots, 1, -1, *more.shape[3:])], axis=2)
 
 
 class FeedForward(nn.Module):
@@ -98,7 +130,9 @@ class FeedForward(nn.Module):
         gate, up = (_product(self, name, "srtd,df->srtf", y, _kernel(self, name, shape, "ff"))
                     for name in ("gate", "up"))
         down = self.param("down", _logical(("ff", "embed"), (0,)), shape[::-1], s.param_dtype)
-        inner = layers.ACTIVATIONS[s.activation](gate) * up
+        # Of the gate's many steps only what goes in is kept for the backward pass.
+        inner = jax.checkpoint(lambda gate, up: layers.ACTIVATIONS[s.activation](gate) * up,
+                               prevent_cse=False)(gate, up)
         result = _product(self, "down", "srtf,fd->srtd", inner, down.astype(x.dtype))
         if s.post_norms:
             result = _norm(self, "post_norm", result)

@@ -16,12 +16,15 @@ def states(spec: ModelSpec, params: types.Tree, batch: types.TrainBatch) -> jax.
     if batch.packed is not None:
         return _packed_states(spec, params, batch.prompt_tokens, batch.tokens, batch.packed)
     slots, rows, width = batch.tokens.shape
-    last, prompt = transformer.prefill(spec, params, batch.prompt_tokens, batch.prompt_length)
-    first = jnp.broadcast_to(last[:, None, None], (slots, rows, 1, last.shape[-1]))
-    if width == 1:
-        return first
-    rest = transformer.extend(spec, params, batch.tokens[:, :, :-1], prompt)
-    return jnp.concatenate([first, rest], axis=2)
+    length = batch.prompt_length
+    at = attention.Places(jnp.arange(batch.prompt_tokens.shape[1])[None, None])
+    own = attention.Places(length[:, None, None] + jnp.arange(width - 1))
+    hidden, rest = transformer.run_with_rows(
+        spec, params, batch.prompt_tokens, batch.tokens[:, :, :-1], attention.Seen(at, at),
+        attention.Seen(own, own, attention.prompt_places(length, batch.prompt_tokens.shape[1])))
+    last = jnp.take_along_axis(hidden, length[:, None, None] - 1, axis=1)[:, None]
+    return jnp.concatenate(
+        [jnp.broadcast_to(last, (slots, rows, 1, last.shape[-1])), rest], axis=2)
 
 
 def _packed_states(
@@ -29,17 +32,12 @@ def _packed_states(
     packed: types.Packed,
 ) -> jax.Array:
     prompt = _prompt_places(packed.segment)
-    hidden, (keys, values) = transformer.run(
-        spec, params, prompt_tokens[:, None], None, attention.Seen(prompt, prompt))
     first = _starts(packed.after)
-    before = _at(hidden[:, 0], packed.after)
-    if tokens.shape[-1] == 1:
-        return before
-    own = _own_places(prompt, packed.after, first)
-    own = jax.tree.map(lambda x: x[..., :-1], own)
-    rest, _ = transformer.run(
-        spec, params, tokens[..., :-1], (keys[:, :, 0], values[:, :, 0]),
+    own = jax.tree.map(lambda x: x[..., :-1], _own_places(prompt, packed.after, first))
+    hidden, rest = transformer.run_with_rows(
+        spec, params, prompt_tokens, tokens[..., :-1], attention.Seen(prompt, prompt),
         attention.Seen(own, own, prompt))
+    before = _at(hidden, packed.after)
     shifted = jnp.concatenate([before[:, :, :1], rest], axis=2)
     return jnp.where(first[..., None], before, shifted)
 

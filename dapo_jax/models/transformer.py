@@ -31,15 +31,14 @@ def logical_axes(spec: ModelSpec) -> types.Tree:
 def _boxed(spec: ModelSpec, key: jax.Array) -> types.Tree:
     tokens = jnp.zeros((1, 1, 1), jnp.int32)
     places = attention.Places(tokens)
-    context = _context(spec, attention.Seen(places, places))
+    context = _context(spec, tokens, attention.Seen(places, places))
     return decoder.Decoder(spec).init(key, tokens, None, context)["params"]
 
 
 def _context(
-    spec: ModelSpec, seen: attention.Seen, index: jax.Array | None = None
+    spec: ModelSpec, position: jax.Array, seen: attention.Seen, index: jax.Array | None = None
 ) -> decoder.Context:
     kinds = (False, True) if any(spec.sliding) else (False,)
-    position = seen.query.position
     ropes = tuple(layers.rope_tables(position, spec, sliding=kind) for kind in kinds)
     return decoder.Context(ropes, seen, index)
 
@@ -50,10 +49,34 @@ def run(
 ) -> tuple[jax.Array, attention.Pair]:
     """Hidden states [S, R, T, D] of tokens i32[S, R, T] and each layer's keys [N, S, R, K, E, T]
     and values [N, S, R, K, T, E]; `prompt` holds those of each slot's prompt."""
-    variables = {"params": {k: v for k, v in params.items() if k != "lora"}}
-    if "lora" in params:
-        variables["lora"] = params["lora"]
-    return decoder.Decoder(spec).apply(variables, tokens, prompt, _context(spec, seen))
+    context = _context(spec, seen.query.position, seen)
+    return decoder.Decoder(spec).apply(_variables(params), tokens, prompt, context)
+
+
+def _variables(params: types.Tree) -> types.Tree:
+    """Linen's collections; see decoder.py."""
+    plain = {"params": {name: leaf for name, leaf in params.items() if name != "lora"}}
+    return plain | {"lora": params["lora"]} if "lora" in params else plain
+
+
+def run_with_rows(
+    spec: ModelSpec, params: types.Tree, prompt_tokens: jax.Array, tokens: jax.Array,
+    seen: attention.Seen, rows: attention.Seen,
+) -> tuple[jax.Array, jax.Array]:
+    """Hidden states [S, P, D] of prompts i32[S, P] and [S, R, T, D] of rows i32[S, R, T] that
+    continue them, as one pass: each matrix is used, and gathered from other devices, once."""
+    slots, width = prompt_tokens.shape
+    if not tokens.size:
+        hidden, _ = run(spec, params, prompt_tokens[:, None], None, seen)
+        return hidden[:, 0], jnp.zeros((*tokens.shape, hidden.shape[-1]), hidden.dtype)
+    flat = lambda x: jnp.broadcast_to(x, tokens.shape).reshape(slots, 1, -1)  # noqa: E731
+    prompts = jnp.broadcast_to(seen.query.position, (slots, 1, width))
+    position = jnp.concatenate([prompts, flat(rows.query.position)], axis=2)
+    own = rows.own._replace(position=jnp.broadcast_to(rows.own.position, tokens.shape))
+    context = _context(spec, position, seen)._replace(rows=rows._replace(own=own))
+    both = jnp.concatenate([prompt_tokens[:, None], flat(tokens)], axis=2)
+    hidden, _ = decoder.Decoder(spec).apply(_variables(params), both, None, context)
+    return hidden[:, 0, :width], hidden[:, 0, width:].reshape(*tokens.shape, -1)
 
 
 def prefill(
@@ -102,7 +125,7 @@ def decode(
     written = jnp.where(back <= position[..., None], newest - back, attention.FAR)
     seen = attention.Seen(attention.Places(newest), attention.Places(written),
                           _prompt_places(prompt))
-    context = _context(spec, seen, column)
+    context = _context(spec, newest, seen, column)
     x = decoder.embed(weights["embedding"], tokens[..., None], spec)
     keys, values = [], []
     for layer, block in enumerate(weights["blocks"]):
