@@ -4,9 +4,9 @@
         --config.model.path=FOLDER
 
 Wants an accelerator for a model of some size; not run here with one. FOLDER is a Hugging Face
-folder, data/ holds the published files (README). Each data set is reported apart and all together,
-with intervals; page.md is the table, page.json the figures. With --workdir=DIR of a run trained
-with this configuration, its checkpoints are evaluated.
+folder, data/ holds the published files (docs/data.md). Each data set is reported apart and all
+together, with intervals; page.md is the table, page.json the figures. With --workdir=DIR of a run
+trained with this configuration, its checkpoints are evaluated; only that needs the training file.
 """
 
 import ml_collections

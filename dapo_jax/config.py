@@ -95,7 +95,7 @@ class Task:
                                   "and weight, its share")
     eval_sources: tuple = option((), "files: the same instead of eval_path")
     format: str = option("fields", "files: laid out as the published data set of that name "
-                         "(README), or by the fields below",
+                         "(docs/data.md), or by the fields below",
                          ("fields", "gsm8k", "math", "math500", "aime", "dapo"))
     prompt_field: str = option("prompt", "files: field of the prompt, a text or chat messages; a.b "
                                "is field b of the object a")

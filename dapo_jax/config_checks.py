@@ -110,11 +110,27 @@ def check(cfg: config.Config) -> config.Config:
              "at least 1, or -1 for all devices that are left")
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
-    _check_pass_rates(cfg.task)
-    drawn = cfg.task.name in ("arithmetic", "countdown", "reasoning_gym")
-    _require(not drawn or cfg.task.train_size >= 1, "task.train_size", cfg.task.train_size,
-             f"at least 1 for the task {cfg.task.name}")
+    _check_task(cfg.task)
     return cfg
+
+
+# Fields of files; fields that only some tasks read.
+_OF_FILES = ("train_path", "eval_path", "train_sources", "eval_sources", "where")
+_DRAWN = ("arithmetic", "countdown", "reasoning_gym")
+_READ_BY = {**dict.fromkeys(_OF_FILES, ("math", "multiple_choice", "jsonl")),
+            "options": ("countdown", "reasoning_gym"), "dataset": ("reasoning_gym",),
+            "shots": _DRAWN}
+
+
+def _check_task(task: config.Task) -> None:
+    _check_pass_rates(task)
+    _require(task.name not in _DRAWN or task.train_size >= 1, "task.train_size", task.train_size,
+             f"at least 1 for the task {task.name}")
+    for name, tasks in _READ_BY.items():
+        if getattr(task, name) and task.name not in tasks:
+            raise config.ConfigError(
+                f"config.task.{name} is {getattr(task, name)!r}, which the task {task.name!r} does "
+                f"not read: set config.task.name to {' or '.join(tasks)}, or leave it out")
 
 
 def _check_pass_rates(task: config.Task) -> None:

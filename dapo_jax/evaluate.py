@@ -56,7 +56,8 @@ def extractor(parts: setup.Parts) -> Extract:
 
 def check(parts: setup.Parts, pool: pools.Pool) -> None:
     """Wait for the workers, and refuse a template whose right answers the reward does not take."""
-    self_check.check(pool, parts.train_table.records, template=parts.cfg.task.template,
+    table = parts.train_table if len(parts.train_table) else parts.eval_table
+    self_check.check(pool, table.records, template=parts.cfg.task.template,
                      extract=extractor(parts))
 
 
@@ -176,12 +177,13 @@ def main(arguments: Sequence[str]) -> int:
             "workdir": command_line.Flag(None, "directory of the run; none: untrained weights"),
             "checkpoint": command_line.Flag(-1, "step; -1: the newest"),
             "page": command_line.Flag("", "file of a page with all responses")})
-    parts = setup.prepare(cfg)
+    untrained = flags["workdir"] == UNTRAINED
+    parts = setup.prepare(cfg, only="eval" if untrained else "")
     with pools.open(parts.reward, cfg.scoring) as pool:
         check(parts, pool)
         step, params = starting_point(parts, flags["workdir"], wanted=flags["checkpoint"])
         outcome = evaluate(compile_evaluator(parts, pool), params, step=step)
-    if flags["workdir"] != UNTRAINED:
+    if not untrained:
         write(outcome, flags["workdir"], step=step, cfg=cfg.eval)
     if flags["page"]:
         eval_files.write_page(flags["page"], outcome.report, outcome.rows, step=step)

@@ -141,7 +141,9 @@ def main(arguments: Sequence[str]) -> int:
     if cfg.task.pass_rates:
         raise config.ConfigError("config.task.pass_rates is set: profile the whole training set, "
                                  "with --config.task.pass_rates=")
-    parts, path = setup.prepare(cfg), pathlib.Path(flags["out"])
+    untrained = flags["workdir"] == evaluate.UNTRAINED
+    parts = setup.prepare(cfg, only="train" if untrained else "")
+    path = pathlib.Path(flags["out"])
     with pools.open(parts.reward, cfg.scoring) as pool:
         evaluate.check(parts, pool)
         step, params = evaluate.starting_point(parts, flags["workdir"],

@@ -4,7 +4,7 @@ first compile."""
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dapo_jax import config, setup_phases, types
-from dapo_jax.data import sources
+from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import parts as rewards
@@ -78,18 +78,22 @@ def open_model(cfg: config.Config) -> Model:
     return Model(cfg, spec, weights, tokenizer, recipe, stop_ids, stop_texts, mesh)
 
 
-def prepare(cfg: config.Config) -> Parts:
-    """Open the model and read the data; check all of it against the configuration."""
+def prepare(cfg: config.Config, *, only: str = "") -> Parts:
+    """Open the model and read the data; check all of it against the configuration.
+
+    `only` "train" or "eval": the prompts of that split alone and no phases, for what neither trains
+    nor restores a run.
+    """
     model = open_model(cfg)
     chat = chats.configured(cfg.tokenizer, model.tokenizer)
-    tables, counts = {}, {}
-    for split in ("train", "eval"):
+    tables, counts = dict.fromkeys(sources.SPLITS, types.PromptTable((), (), ())), {}
+    for split in (only,) if only else sources.SPLITS:
         tables[split], left_out = prompt_tables.load(
             cfg, split, tokenizer=model.tokenizer, recipe=model.recipe, chat=chat,
             stop_id=model.stop_ids[0])
         counts |= {f"{split}: {name}": count for name, count in left_out.items()}
-    _check_context(cfg, tables)
-    phases = setup_phases.phases(cfg, tables["train"], model.mesh, model.spec)
+    _check_context(cfg, tables.values())
+    phases = () if only else setup_phases.phases(cfg, tables["train"], model.mesh, model.spec)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
     rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
     return Parts(**vars(model), reward=reward, train_table=tables["train"],
@@ -129,13 +133,19 @@ def _format(weights: gguf.File | hf.Folder) -> ModuleType:
     return gguf if isinstance(weights, gguf.File) else hf
 
 
-def _check_context(cfg: config.Config, tables: Mapping[str, types.PromptTable]) -> None:
+def _check_context(cfg: config.Config, tables: Iterable[types.PromptTable]) -> None:
     limit = cfg.rollout.max_context
-    longest = max(len(tokens) for table in tables.values() for tokens in table.tokens)
+    longest = max(_longest(table.tokens) for table in tables)
     if limit and longest >= limit:
         raise config.ConfigError(
             f"config.rollout.max_context = {limit} tokens leaves no room after a prompt of "
             f"{longest} tokens; raise it, or lower config.prompts.buckets")
+
+
+def _longest(tokens: Sequence[np.ndarray]) -> int:
+    if isinstance(tokens, store.Arrays):  # mapped from files: its pages need not be read
+        return int(tokens.lengths.max())
+    return max(map(len, tokens), default=0)
 
 
 def key(parts: Model, purpose: int) -> jax.Array:

@@ -23,6 +23,7 @@ JSONL = ("--config.task.name=jsonl", "--config.sft.steps=0", "--config.eval.prom
 def folder(tmp_path, monkeypatch):
     """The current directory, with the files that the cases name."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     tiny = (ROOT / TINY).read_text()
     files = {
         "tiny.py": tiny, "broken.py": tiny.replace("c.rl.steps = 6", "c.rl.steps = = 6"),
@@ -33,7 +34,7 @@ def folder(tmp_path, monkeypatch):
         "bad.jsonl": "\n".join(BAD), "empty.jsonl": "",
         "good.jsonl": "\n".join(GOOD.replace("1+1", f"{i}+1") for i in range(9)),
         "long.jsonl": "\n".join(GOOD.replace("1+1", f"{i}+1") for i in range(8, 12)),
-        "one.gguf": "no gguf at all"}
+        "one.gguf": "no gguf at all", "leaves.py": "import sys\nsys.exit(3)\n"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "latin.jsonl").write_bytes(GOOD.encode() + b'\n{"prompt": "\xe9", "answer": "1"}')
@@ -131,6 +132,11 @@ COMMANDS = [
     ("--config.task.reward=no_such_module:f", ("no_such_module", "cannot import")),
     ("--config.task.reward=tests.run_rewards:od", ("run_rewards", "'od'", "odd")),
     ("--config.task.reward=odd", "module:function"),
+    ("--config.task.reward=leaves:f", ("cannot import module 'leaves'", "SystemExit")),
+    ("--config.task.train_path=good.jsonl", ("config.task.train_path", "jsonl", "arithmetic")),
+    ("--config.task.options=(('max_terms',2),)", ("config.task.options", "reasoning_gym")),
+    ("--config.task.name=jsonl --config.task.train_path=good.jsonl --config.task.shots=2",
+     ("config.task.shots", "'jsonl' does not read")),
     ("--config.checkpoint.keep=0", ("checkpoint.keep", "at least 1")),
     ("--config.scoring.timeout=0", ("config.scoring.timeout", "0.001")),
     ("--config.eval.every=-1", ("config.eval.every", "-1")),

@@ -7,7 +7,8 @@ import pytest
 import tiny
 
 from dapo_jax import config, types
-from dapo_jax.envs import parts
+from dapo_jax.dynamic_sampling import controller
+from dapo_jax.envs import faults, parts
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
 from dapo_jax.text import plain
@@ -85,6 +86,25 @@ def test_each_sample_is_a_row_of_the_log_up_to_the_limit(source, params):
     assert rows[2]["valid"] is False and all(row["step"] == 3 for row in rows)
     assert len(collect.rows([one, two], source.table, step=3, kept=None, limit=9)) == 9
     assert collect.rows([one], source.table, step=3, kept=None, limit=1)[0]["kept"] is None
+
+
+def test_failures_are_counted_by_kind_and_parts_are_means_over_valid_samples(
+        source, params, monkeypatch):
+    def score(pool, texts, records):
+        valid = np.arange(len(texts)) % 4 != 2
+        return pools.Scores(
+            valid.astype(np.float32), valid, errors=1, timeouts=1, first_failure="x",
+            failures={"timeout": 1, "memory": 1}, parts={"style": np.arange(8, dtype=np.float32)})
+
+    monkeypatch.setattr(pools, "score", score)
+    one = collect.sample_round(source, params, tiny.plan([0, 4], 4), step=3)
+    monkeypatch.setattr(controller, "metrics", lambda report: {})
+    found = collect.metrics(collect.Collected(
+        None, one.samples.take(np.zeros(8, bool)), one.samples, None, [one, one],
+        {"rollout": 1.0, "reward": 1.0}, one.use), step=3)
+    assert {name: found[f"invalid/kind_{name}"] for name in faults.KINDS} == {
+        **dict.fromkeys(faults.KINDS, 0), "timeout": 2, "memory": 2}
+    assert found["reward/part/style"] == pytest.approx(20 / 6)
 
 
 def test_a_completion_is_decoded_without_what_pads_it():

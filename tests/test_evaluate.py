@@ -103,7 +103,8 @@ def test_untrained_weights_are_evaluated_into_a_page(tmp_path, monkeypatch, caps
     monkeypatch.chdir(runs.ROOT)
     page = tmp_path / "out" / "page.html"
     flags = ["--config=tests/tiny_config.py", "--workdir=none", f"--page={page}",
-             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(4,6)"]
+             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(4,6)",
+             "--config.rl.prompts_per_step=1000"]  # more than there are: nothing is trained
     assert evaluate.main(flags) == command_line.DONE
     printed = json.loads(capsys.readouterr().out)
     assert printed["step"] == 0 and 0 <= printed["eval/avg@4"] <= 1

@@ -97,7 +97,8 @@ def test_score_is_the_same_in_the_main_thread_and_in_eight_others():  # B69
     ("\0\1", "empty"), ("The proof goes on " * 100, "1799 characters"),
 ])
 def test_an_unusable_right_answer_is_invalid_and_no_success(gold, why):
-    assert not math_answers.usable_gold(gold)
+    with pytest.raises(faults.UnusableRecord, match=why):
+        math_answers.check_gold(gold)
     for text in ("5", "", str(gold)):
         with pytest.raises(faults.UnusableRecord, match=why):
             math_answers.score(text, gold)
@@ -106,7 +107,7 @@ def test_an_unusable_right_answer_is_invalid_and_no_success(gold, why):
 @pytest.mark.parametrize("gold", [
     "5", "E", r"\frac{1}{2}", "Evelyn", "x^2", "work\n#### 5", "7" * 5000])
 def test_a_usable_right_answer_is_right_for_itself(gold):
-    assert math_answers.usable_gold(gold)
+    math_answers.check_gold(gold)
     assert math_answers.score(f"Answer: {gold}" if "####" not in gold else gold, gold) == 1
 
 

@@ -20,6 +20,7 @@ def test_parts_of_the_dict_and_of_other_functions_come_beside_the_task_reward():
 @pytest.mark.parametrize("weights, words", [
     ((("style", "much"),), "no pair"), ((("", 1),), "no pair"), (("style",), "no pair"),
     ((("style", float("nan")),), "no pair"), ((("a", 1), ("a", 2)), "names 'a' twice"),
+    ((("task", 1e39),), "no pair"),
 ])
 def test_weights_that_are_none_are_refused_at_the_start(weights, words):
     with pytest.raises(config.ConfigError, match=f"reward_weights.*{words}"):

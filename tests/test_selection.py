@@ -86,7 +86,9 @@ def test_held_out_prompts_of_a_mixture_come_from_all_of_it(tmp_path):
 @pytest.mark.parametrize("source, words", [
     ({"weight": 1.0}, "a dict with a 'path'"), ({"path": "a", "fomat": "x"}, "mean format"),
     ({"path": "a", "format": "gsm"}, "allowed: fields, gsm8k"), ({"path": "a", "weight": -1}, "-1"),
-    ({"path": "a.jsonl", "weight": float("nan")}, "nan"), ("a", "a dict with a 'path'")])
+    ({"path": "a.jsonl", "weight": float("nan")}, "nan"), ("a", "a dict with a 'path'"),
+    ({"path": "a.jsonl", "prompt_field": 5}, "prompt_field is 5, not a text"),
+    ({"path": "a.jsonl", "split": None}, "split is None, not a text")])
 def test_a_bad_source_is_named_by_its_place(tmp_path, source, words):
     good = {"path": problems(tmp_path / "a.jsonl", "a", 3)}
     with pytest.raises(config.ConfigError) as caught:
@@ -112,6 +114,8 @@ def test_rows_are_filtered_by_values_of_a_field(tmp_path):
         texts(settings(train_path=path, eval_path=path, where=(("level", (7,)),)))
     with pytest.raises(config.ConfigError, match="must hold pairs"):
         texts(settings(train_path=path, eval_path=path, where=(("level", 1),)))
+    with pytest.raises(config.ConfigError, match="must hold pairs"):
+        texts(settings(train_path=path, eval_path=path, where=(("level", ([3],)),)))
 
 
 # -------------------------------------------------------------------------------------- pass rates

@@ -22,8 +22,8 @@ def write(tmp_path):
 
 def read(path, on_bad="error", **changes):
     """All records of a file that need no training file beside them, and the counts."""
-    task = config.Task(name="jsonl", train_path=path, eval_path=path, bad_records=on_bad,
-                       **{"train_size": 0, **changes})
+    task = config.Task(train_path=path, eval_path=path, bad_records=on_bad,
+                       **{"name": "jsonl", "train_size": 0, **changes})
     return sources.load(config.Config(task=task), "train")
 
 
@@ -58,7 +58,7 @@ def test_bad_records_are_skipped_and_still_named_if_asked(write, caplog):  # B61
 
 
 @pytest.mark.parametrize("line, words", [
-    ("[1]", "list, not an object"), ("3", "int, not an object"),
+    ("[1]", "list, not an object: a line is one record"), ("3", "int, not an object"),
     ('{"prompt": 3, "answer": "1"}', "'prompt' is a int"),
     ('{"prompt": null, "answer": "1"}', "'prompt' is a NoneType"),
     ('{"prompt": "  ", "answer": "1"}', "'prompt' is empty"),
@@ -80,6 +80,33 @@ def test_bad_records_are_skipped_and_still_named_if_asked(write, caplog):  # B61
 def test_each_kind_of_bad_line_is_explained(write, line, words):
     found = message(write(f"{GOOD}\n{line}\n"))
     assert "line 2: " in found and words in found
+
+
+UNUSABLE = "\n".join([GOOD, '{"prompt": "p", "answer": "1/0"}', '{"prompt": "q", "answer": "?"}',
+                      '{"prompt": "r", "answer": "work \\\\boxed{ }"}'])
+
+
+@pytest.mark.parametrize("name", ["math", "jsonl"])
+def test_a_right_answer_that_cannot_be_used_is_a_bad_line(write, name, caplog):
+    path = write(UNUSABLE)
+    lines = message(path, name=name).splitlines()
+    assert [line.split(":")[0] for line in lines[1:4]] == [f"{path}, line {n}" for n in (2, 3, 4)]
+    assert all(words in line for words, line in zip(("by zero", "empty", "box"), lines[1:4]))
+    records, counts = read(path, on_bad="skip", name=name)
+    assert [record["answer"] for record in records] == ["2"] and counts["bad"] == 3
+    assert f"{path}, line 2" in caplog.text
+
+
+def test_what_another_reward_makes_of_answers_is_for_it_to_say(write):
+    records, counts = read(write(UNUSABLE), name="math", reward="my:own")
+    assert len(records) == 4 and counts["bad"] == 0
+
+
+def test_held_out_files_can_be_read_without_a_training_file(write):
+    task = config.Task(name="jsonl", eval_path=write(GOOD))
+    assert len(sources.load(config.Config(task=task), "eval")[0]) == 1
+    with pytest.raises(config.ConfigError, match="train_path is empty"):
+        sources.load(config.Config(task=task), "train")
 
 
 def test_a_line_that_is_not_utf8_is_named(write):

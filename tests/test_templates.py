@@ -1,5 +1,7 @@
 """Prompt templates, where a final answer is found, and that template and scorer fit (B77)."""
 
+import itertools
+
 import pytest
 
 from dapo_jax import config
@@ -72,6 +74,20 @@ def test_the_check_leaves_out_what_has_no_form_or_no_answer():
         self_check.check(pool, MATH, template="Box it: {prompt}", extract=math.extract)
         self_check.check(pool, [{"answer": base.NO_ANSWER}], template="boxed",
                          extract=math.extract)
+
+
+def test_a_reward_that_gives_no_number_is_refused_whatever_the_template():
+    with pools.open("pool_rewards:words", SCORING) as pool, pytest.raises(
+            config.ConfigError, match="pool_rewards:words returned a list, not a number"):
+        self_check.check(pool, MATH, template="Box it: {prompt}", extract=math.extract)
+
+
+def test_the_check_looks_at_a_bounded_number_of_records():
+    looked = itertools.count()
+    unanswered = ({"answer": base.NO_ANSWER} for _ in looked)
+    with pools.open("dapo_jax.envs.arithmetic:score", SCORING) as pool:
+        self_check.check(pool, unanswered, template="boxed", extract=math.extract)
+    assert next(looked) <= 2000
 
 
 def test_a_scorer_that_fails_on_every_right_answer_is_named():

@@ -77,7 +77,9 @@ def main(arguments: Sequence[str]) -> int:
         raise config.ConfigError(f"--name={name}: letters, digits and _ only")
     known = name in formats.FORMATS
     fields = {field: given[field] for field in ("prompt_field", "answer_field", "answer_rule")}
+    # Which answers are good in other data is for the reward to say that it will be scored by.
     task = config.Task(name="math", format=name if known else "fields",
+                       reward="" if known else "unknown:yet",
                        bad_records=given["bad_records"], **fields)
     folder = build(name, paths, out, task=task)
     print(os.fspath(folder))

@@ -142,7 +142,7 @@ def _object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not valid JSON ({error})") from error
     if not isinstance(row, dict):
-        raise ValueError(f"it holds a {type(row).__name__}, not an object")
+        raise ValueError(f"it holds a {type(row).__name__}, not an object: a line is one record")
     return row
 
 

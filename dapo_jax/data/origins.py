@@ -51,6 +51,9 @@ def _named(given: Any, where: str) -> Mapping[str, Any]:
         if key not in _KEYS:
             raise config.ConfigError(f"{where}: unknown key {key!r}{config.near(key, _KEYS)}; "
                                      f"there are: {', '.join(_KEYS)}")
+    for key in _KEYS:
+        if key != "weight" and not isinstance(given.get(key, ""), str):
+            raise config.ConfigError(f"{where}: {key} is {given[key]!r}, not a text")
     weight = given.get("weight", 0)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e9:
         raise config.ConfigError(f"{where}: weight is {weight!r}, not a number from 0")
@@ -93,7 +96,8 @@ def _is_odd(path: str) -> bool:
 def _where(given: tuple) -> tuple[tuple[str, tuple], ...]:
     for pair in given:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
-                and isinstance(pair[1], tuple)):
+                and isinstance(pair[1], tuple)
+                and all(isinstance(value, (str, int, float)) for value in pair[1])):
             raise config.ConfigError(f"config.task.where holds {pair!r}; it must hold pairs such "
                                      "as ('level', ('Level 4', 'Level 5'))")
     return given

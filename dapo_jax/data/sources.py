@@ -102,11 +102,20 @@ def select(cfg: config.Config, split: str) -> tuple[Selected, dict[str, int]]:
 def used(task: config.Task, split: str) -> tuple[tuple[origins.Source, ...], bool]:
     """The files that a split is taken from, and whether held-out prompts have files of their own;
     ConfigError if no file is named."""
-    convert = CONVERT[task.name]
-    train, held_out = (origins.configured(task, name, convert) for name in SPLITS)
+    train, held_out = (origins.configured(task, name, conversion(task)) for name in SPLITS)
+    if split == "eval" and held_out:
+        return held_out, True
     if not train:
         raise config.ConfigError("config.task.train_path is empty: name the training file")
-    return held_out if split == "eval" and held_out else train, bool(held_out)
+    return train, bool(held_out)
+
+
+def conversion(task: config.Task) -> str:
+    """What makes records of files the task's own, "module:function" or nothing; what it refuses
+    by ValueError is a bad row."""
+    if task.reward and CONVERT[task.name] == CHECKED:
+        return ""  # which answers are good is for the user's reward to say
+    return CONVERT[task.name]
 
 
 def _of_split(
@@ -202,9 +211,9 @@ def _check_split(split: str) -> None:
         raise ValueError(f"split {split!r} is neither 'train' nor 'eval'")
 
 
-# Tasks on files, and the function, "module:function", that makes records the task's own. What it
-# refuses by ValueError is a bad row.
-CONVERT = {"math": "", "jsonl": "",
+# Tasks on files, and what `conversion` says of them where no other reward is configured.
+CHECKED = "dapo_jax.envs.math:convert"
+CONVERT = {"math": CHECKED, "jsonl": CHECKED,
            "multiple_choice": "dapo_jax.envs.multiple_choice:convert"}
 TASKS = {
     "arithmetic": arithmetic.TASK,

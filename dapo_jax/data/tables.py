@@ -72,7 +72,7 @@ def _name(cfg: config.Config, split: str, recipe: tokenizer_files.Recipe,
     """A digest of all that the table depends on."""
     settings = [store.FORMAT, split, cfg.seed, cfg.eval.prompts, dataclasses.asdict(cfg.task),
                 dataclasses.asdict(writing), tokenizer_files.fingerprint(recipe),
-                sources.CONVERT[cfg.task.name]]
+                sources.conversion(cfg.task)]
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=20)
     paths = [source.path for source in found]
     for path in [*paths, *([cfg.task.pass_rates] if cfg.task.pass_rates else [])]:

@@ -39,7 +39,7 @@ def resolve_reward(dotted: str) -> Callable[[str, Mapping[str, Any]], Any]:
         raise config.ConfigError(f"reward {dotted!r} is not of the form 'module:function'")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise config.ConfigError(f"reward {dotted!r}: cannot import module {module_name!r}: "
                                  f"{type(error).__name__}: {error}") from error
     function = getattr(module, name, None)

@@ -16,6 +16,13 @@ def extract(text: str, record: Mapping[str, Any]) -> str | None:
     return math_answers.extract(text)
 
 
+def convert(row: Mapping[str, Any]) -> base.Record:
+    """The row itself; faults.UnusableRecord, a ValueError, if no answer can be compared with its
+    own."""
+    math_answers.check_gold(row["answer"])
+    return dict(row)
+
+
 EXAMPLES = (
     {"prompt": "A shop sold 48 clips in April, and half as many in May. How many is that in "
      "both months?", "answer": "48 / 2 = 24\n48 + 24 = 72\n#### 72"},

@@ -62,12 +62,9 @@ def is_option(gold: str) -> bool:
     return len(gold) == 1 and "A" <= gold <= "Z"
 
 
-def usable_gold(gold: Any) -> bool:
-    """Whether answers can be compared with `gold`; what `score` raises at is not usable."""
-    try:
-        return bool(_wanted(gold))
-    except faults.UnusableRecord:
-        return False
+def check_gold(gold: Any) -> None:
+    """faults.UnusableRecord says why, if no answer can be compared with `gold`; as `score` does."""
+    _wanted(gold)
 
 
 def last_number(text: str, record: Mapping[str, Any]) -> float:

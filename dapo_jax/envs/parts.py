@@ -19,6 +19,7 @@ Reward = Callable[[str, Mapping[str, Any]], Any]
 
 READY = ("format", "length", "repetition")  # see shaping.py; the system's own
 TASK = ("task", "score")  # keys of the raw task reward
+MOST = 1e6  # of a weight
 F32_MAX = 3.4028234e38  # a reward beyond it would be infinite in f32
 
 
@@ -60,9 +61,10 @@ def weights(pairs: tuple) -> Weights:
     found: dict[str, float] = {}
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)
-                and pair[0] and _is_number(pair[1]) and math.isfinite(pair[1])):
+                and pair[0] and _is_number(pair[1]) and abs(pair[1]) <= MOST):
             raise config.ConfigError(f"config.task.reward_weights: {pair!r} is no pair of a part's "
-                                     "name and a finite weight, such as ('format', 0.1)")
+                                     f"name and a weight from {-MOST:g} to {MOST:g}, such as "
+                                     "('format', 0.1)")
         if pair[0] in found:
             raise config.ConfigError(f"config.task.reward_weights names {pair[0]!r} twice")
         found[pair[0]] = float(pair[1])

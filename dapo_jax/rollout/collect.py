@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ import numpy as np
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
 from dapo_jax.dynamic_sampling import controller, gather
-from dapo_jax.envs import math_answers, rewards
+from dapo_jax.envs import faults, math_answers, rewards
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
 from dapo_jax.rollout import stops
@@ -137,8 +138,10 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
         "buffer/age": buffer.mean_age(collected.buffer, step=step),
         "invalid/reward_error": sum(one.scores.errors for one in rounds),
         "invalid/reward_timeout": sum(one.scores.timeouts for one in rounds)}
+    values |= {f"invalid/kind_{kind}": sum(one.scores.failures.get(kind, 0) for one in rounds)
+               for kind in faults.KINDS}
     if rounds:
-        values |= _text_metrics(rounds)
+        values |= _text_metrics(rounds) | _part_metrics(rounds)
         values |= {"sampling/row_use": collected.use.row_use,
                    "sampling/chunks": collected.use.chunks}
         tokens = sum(int(one.samples.length.sum()) for one in rounds)
@@ -155,6 +158,15 @@ def _text_metrics(rounds: Sequence[Round]) -> dict[str, float]:
         "length/mean": float(length.mean()), "length/max": int(length.max()),
         "length/truncated": float(1 - stopped.mean()), "format/stopped": float(stopped.mean()),
         "format/valid": float(np.mean(parsed)), **metric_lib.repetition_metrics(texts)}
+
+
+def _part_metrics(rounds: Sequence[Round]) -> dict[str, float]:
+    """Means over valid samples of the parts that the reward's functions gave, before weights."""
+    valid = np.concatenate([one.samples.valid for one in rounds])
+    parts = {name: np.concatenate([one.scores.parts[name] for one in rounds])
+             for name in rounds[0].scores.parts}
+    return {f"reward/part/{name}": float(values[valid].mean()) if valid.any() else math.nan
+            for name, values in parts.items()}
 
 
 def rows(
