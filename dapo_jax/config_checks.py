@@ -87,6 +87,7 @@ RANGES = {
     "dynamic_sampling.predictor.max_multiplier": (1, 1e6),
     "dynamic_sampling.history.decay": (0, 1), "dynamic_sampling.choice.skip_growth": (0, 1),
     "dynamic_sampling.choice.skip_most": (0, 0.99), "dynamic_sampling.choice.target": (0, 1),
+    "rollout.min_p": (0, 1), "eval.min_p": (0, 1),
 }
 ABOVE_0 = (
     "model.rope_base", "model.norm_eps", "lora.alpha",
