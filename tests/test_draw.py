@@ -134,7 +134,7 @@ def test_a_token_without_mass_is_never_picked_at_the_edge_of_a_cell():
     for _ in range(12):
         mass = rng.random(1000).astype("f4") ** 4
         mass[rng.random(1000) < 0.5] = 0
-        blocks = np.pad(mass, (0, 24)).reshape(-1, draw.BLOCK)
+        blocks = np.pad(mass, (0, 24)).reshape(draw.BLOCKS, -1)
         ends = np.cumsum(blocks.sum(1))
         inside = np.asarray(jnp.cumsum(blocks, axis=1)) + np.append(0, ends[:-1])[:, None]
         uniform = (rng.choice(inside.ravel(), 4096) / ends[-1]).astype("f4")

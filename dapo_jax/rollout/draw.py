@@ -11,7 +11,9 @@ import jax.numpy as jnp
 
 from dapo_jax.models import head
 
-BLOCK = 128  # the cumulative sum is looked up in blocks: short sums keep small masses
+# The cumulative sum is looked up in so many blocks. Their number is fixed, not their width: a
+# vocabulary split over devices is then cut between blocks, and no device gathers all of it.
+BLOCKS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,15 +102,15 @@ def invert(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     taken, or the last of the block.
     """
     vocab = mass.shape[-1]
-    mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % BLOCK)])
-    blocks = mass.reshape(*mass.shape[:-1], -1, BLOCK)
+    mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % BLOCKS)])
+    blocks = mass.reshape(*mass.shape[:-1], BLOCKS, -1)
     sums = jnp.cumsum(blocks.sum(axis=-1), axis=-1)
     target = uniform * sums[..., -1]
     block = _first_above(sums, target, blocks.sum(axis=-1))
     before = jnp.where(block > 0, _at(sums, jnp.maximum(block - 1, 0)), 0.0)
     inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
     token = _first_above(jnp.cumsum(inside, axis=-1), target - before, inside)
-    return (block * BLOCK + token).astype(jnp.int32)
+    return (block * blocks.shape[-1] + token).astype(jnp.int32)
 
 
 def _first_above(sums: jax.Array, target: jax.Array, mass: jax.Array) -> jax.Array:
