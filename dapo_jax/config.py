@@ -220,6 +220,7 @@ class Mesh:
 class Log:
     samples_per_step: int = option(0, "rollouts written per step; 0: all")
     tensorboard: bool = option(True, "write DIR/tb")
+    profile_steps: tuple = option((), "steps of which DIR/profile gets a timeline (Perfetto)")
 
 
 @dataclasses.dataclass(frozen=True)

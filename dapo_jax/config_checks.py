@@ -112,6 +112,8 @@ def check(cfg: config.Config) -> config.Config:
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
     _check_pass_rates(cfg.task)
+    _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
+             "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
     drawn = cfg.task.name in ("arithmetic", "countdown", "reasoning_gym")
     _require(not drawn or cfg.task.train_size >= 1, "task.train_size", cfg.task.train_size,
              f"at least 1 for the task {cfg.task.name}")
