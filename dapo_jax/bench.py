@@ -4,13 +4,16 @@
         [--lengths=equal|uneven] [--out=FILE.json] [--config.a.b=VALUE ...]
 
 rollout  completions of max_new_tokens tokens for rl.prompts_per_step prompts of the longest
-         bucket (uneven: lengths drawn from a heavy tail: lognormal, median 0.1 of the limit)
+         bucket. uneven: a budget for each prompt, one for all its samples, drawn from a heavy
+         tail (lognormal, median 0.1 of the limit); how samples of one prompt that differ use
+         rows is what rollout/bounds.py simulates
 update   one optimizer update over as many full completions
 step     steps of the configured RL phase, rewarded by a coin, in a folder that is removed
 
 Prints a table: tokens per second of the wall clock and of processor time, compile seconds, peak
-memory, and operations and bytes per second beside those that one matrix product and one copy
-reach in the same run. `--out` writes the same as JSON. Medians; the spread stands beside them.
+memory, the share of rows that drew a token, and operations and bytes per second beside those that
+one matrix product and one copy reach in the same run. `--out` writes the same as JSON. Medians;
+the spread stands beside them.
 """
 
 import dataclasses
@@ -31,6 +34,7 @@ import rich.table
 from dapo_jax import command_line, config, setup, train, types
 from dapo_jax.learner import packing, update
 from dapo_jax.models import cost
+from dapo_jax.rollout import bounds
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import machine
 
@@ -59,21 +63,27 @@ def bench_rollout(cfg: config.Config, *, repeats: int, uneven: bool) -> dict[str
     compiled = time.perf_counter() - begun
     params, root = setup.initial_params(parts), setup.key(parts, setup.ROLLOUT)
 
-    def sample() -> np.ndarray:
-        return engines.run(engine, params, plan, table=table, root=root, step=1).length
+    def sample() -> engines.Served:
+        return engines.sample(engine, params, plan, table=table, root=root, step=1)
 
-    drawn = sample()
-    if int(drawn.sum()) != int(lengths.sum()):
-        raise AssertionError(f"{drawn.sum()} tokens were sampled, not {lengths.sum()}")
-    size = np.dtype(parts.spec.compute_dtype if parts.spec.compute_dtype != "bfloat16"
-                    else jnp.bfloat16).itemsize
+    served = sample()
+    if served.use.live != lengths.sum() or (served.samples.length != lengths.reshape(-1)).any():
+        raise AssertionError(f"{served.use.live} tokens were sampled, not {lengths.sum()}")
     prompts = np.full(len(lengths), cfg.prompts.buckets[-1])
-    steps = int(lengths.max())
-    per_step = cost.decode_bytes(
-        parts.spec, slots=len(lengths), rows=lengths.size, prompt=cfg.prompts.buckets[-1],
-        mean_tokens=steps / 2, bytes_per_number=size)
-    work = Work(int(lengths.sum()), cost.rollout(parts.spec, prompts, lengths), per_step * steps)
-    return _figures(machine.timed(sample, repeats=repeats), work, parts, compiled, repeats)
+    work = Work(int(lengths.sum()), cost.rollout(parts.spec, prompts, lengths),
+                _bytes(parts, lengths, served.use, rows=engine.rows))
+    figures = _figures(machine.timed(sample, repeats=repeats), work, parts, compiled, repeats)
+    return figures | {"row use": served.use.row_use, "decode steps": served.use.steps}
+
+
+def _bytes(parts: setup.Parts, lengths: np.ndarray, use: engines.Use, *, rows: int) -> float:
+    """Least that the decode steps have to read: the weights in each, and the caches of live rows,
+    a prompt's once for `rows` of them."""
+    per_step = use.live / use.steps
+    return use.steps * cost.decode_bytes(
+        parts.spec, slots=per_step / rows, rows=per_step, prompt=parts.cfg.prompts.buckets[-1],
+        mean_tokens=float((lengths * (lengths - 1) / 2).sum() / lengths.sum()),
+        bytes_per_number=jnp.dtype(parts.spec.compute_dtype).itemsize)
 
 
 def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
@@ -137,22 +147,20 @@ def bench_step(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
 
 
 def _lengths(cfg: config.Config, uneven: bool) -> np.ndarray:
-    """Completion lengths i64[prompts, G]: all at the limit, or lognormal with a median of 0.1 of
-    it and 3 % at it."""
+    """Completion lengths i64[prompts, G]: all at the limit, or one a prompt, lognormal with a
+    median of 0.1 of it and 3 % at it."""
     limit = cfg.rollout.max_new_tokens
     if cfg.rollout.max_context:
         limit = min(limit, cfg.rollout.max_context - cfg.prompts.buckets[-1])
     shape = (cfg.rl.prompts_per_step, cfg.rl.samples_per_prompt)
     if not uneven:
         return np.full(shape, limit)
-    # P(length >= limit) = 0.03: log 10 lies 1.881 deviations above the median.
-    drawn = np.random.default_rng(SEED).lognormal(np.log(0.1 * limit), np.log(10) / 1.881, shape)
-    return np.clip(np.rint(drawn), 1, limit).astype(np.int64)
+    drawn = bounds.heavy_tailed(shape[0], 1, limit=limit, seed=SEED)
+    return np.broadcast_to(drawn, shape).astype(np.int64)
 
 
 def _prompts(parts: setup.Parts, lengths: np.ndarray) -> tuple[types.PromptTable, types.Plan]:
-    """Random prompts of the largest bucket and a plan that gives each sample its length: a
-    sample of its own length is a group of its own where lengths differ."""
+    """Random prompts of the largest bucket and a plan that gives each group its length."""
     rng = np.random.default_rng(SEED)
     width = parts.cfg.prompts.buckets[-1]
     tokens = rng.integers(0, parts.tokenizer.vocab_size, (len(lengths), width), np.int32)
@@ -164,7 +172,8 @@ def _plan(lengths: np.ndarray) -> types.Plan:
     count, samples = lengths.shape
     ids = np.arange(count, dtype=np.int32)
     return types.Plan(prompt=ids, visit=np.zeros_like(ids), group=ids,
-                      size=np.full(count, samples, np.int32))
+                      size=np.full(count, samples, np.int32),
+                      budget=lengths[:, 0].astype(np.int32))
 
 
 def _completions(parts: setup.Parts, plan: types.Plan, lengths: np.ndarray) -> types.Samples:

@@ -142,6 +142,8 @@ class Rollout:
     temperature: float = option(1.0, "inside the softmax of sampler and trainer; above 0")
     top_k: int = option(0, "keep the k likeliest tokens; 0: all")
     top_p: float = option(1.0, "keep the likeliest tokens that hold this mass; 1: all")
+    min_p: float = option(0.0, "keep tokens with at least this share of the likeliest one's "
+                          "probability; 0: all")
     stop: tuple = option(("\n",), "texts that end a completion, besides the tokenizer's own end; "
                          "one of several tokens is found after generating, which goes on to the "
                          "budget")
@@ -195,6 +197,7 @@ class Evaluation:
     temperature: float = option(1.0, "of the sampled evaluation")
     top_k: int = option(0, "as in rollout")
     top_p: float = option(1.0, "as in rollout")
+    min_p: float = option(0.0, "as in rollout")
     greedy: bool = option(True, "report greedy accuracy too")
     page_rows: int = option(2000, "responses in DIR/eval/step_N.html, those of the first prompts; "
                             "0: no page. All are in DIR/samples")
@@ -217,6 +220,7 @@ class Mesh:
 class Log:
     samples_per_step: int = option(0, "rollouts written per step; 0: all")
     tensorboard: bool = option(True, "write DIR/tb")
+    profile_steps: tuple = option((), "steps of which DIR/profile gets a timeline (Perfetto)")
 
 
 @dataclasses.dataclass(frozen=True)

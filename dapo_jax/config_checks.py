@@ -87,6 +87,7 @@ RANGES = {
     "dynamic_sampling.predictor.max_multiplier": (1, 1e6),
     "dynamic_sampling.history.decay": (0, 1), "dynamic_sampling.choice.skip_growth": (0, 1),
     "dynamic_sampling.choice.skip_most": (0, 0.99), "dynamic_sampling.choice.target": (0, 1),
+    "rollout.min_p": (0, 1), "eval.min_p": (0, 1),
 }
 ABOVE_0 = (
     "model.rope_base", "model.norm_eps", "lora.alpha",
@@ -111,6 +112,8 @@ def check(cfg: config.Config) -> config.Config:
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
     _check_task(cfg.task)
+    _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
+             "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
     return cfg
 
 

@@ -78,7 +78,8 @@ def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:
     """Compile the sampled and, if asked for, the greedy engine."""
     cfg, slots = parts.cfg.eval, parts.cfg.rollout.slots[-1:]
     sampled = compile_source(parts, pool, parts.eval_table, samples=cfg.samples, slots=slots,
-                             temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p)
+                             temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p,
+                             min_p=cfg.min_p)
     greedy = compile_source(parts, pool, parts.eval_table, samples=1, slots=slots, temperature=0.0
                             ) if cfg.greedy else None
     return Evaluator(sampled, greedy, extractor(parts), cfg)
@@ -94,7 +95,8 @@ def evaluate(evaluator: Evaluator, params: types.Tree, *, step: int) -> Outcome:
     judged = [judge(one, answers, table) for one, answers in zip(rounds, found, strict=True)]
     report = eval_figures.report(*judged) | {"sampling": (
         f"temperature {cfg.temperature:g}, top-p {cfg.top_p:g}"
-        + (f", top-k {cfg.top_k}" if cfg.top_k else ""))}
+        + (f", top-k {cfg.top_k}" if cfg.top_k else "")
+        + (f", min-p {cfg.min_p:g}" if cfg.min_p else ""))}
     rows = collect.rows(rounds, table, step=step, kept=None, limit=0)
     answers = [answer for one in found for answer in one]
     return Outcome(eval_figures.metrics(report), report, [

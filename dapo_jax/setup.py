@@ -158,7 +158,8 @@ def sampling(parts: Model, **changes: object) -> draw.Sampling:
     """How completions are drawn in training; `changes` for evaluation."""
     rollout = parts.cfg.rollout
     drawn = draw.Sampling(max_new_tokens=rollout.max_new_tokens, stop_ids=parts.stop_ids,
-                         temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p)
+                         temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p,
+                         min_p=rollout.min_p)
     return dataclasses.replace(drawn, **changes)
 
 

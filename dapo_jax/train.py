@@ -32,7 +32,7 @@ from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
-from dapo_jax.runtime import checkpoint, eval_files, failed_updates, metrics, samples_log
+from dapo_jax.runtime import checkpoint, eval_files, failed_updates, metrics, profiling, samples_log
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
@@ -183,7 +183,8 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
     while not (run.signals or _over(phase, state)):
         step = int(state.step) + 1
-        with jax.transfer_guard("disallow"):
+        with jax.transfer_guard("disallow"), profiling.traced(
+                run.workdir, step=step, wanted=cfg.log.profile_steps):
             batch = _next_samples(run, phase_run, state, step)
             state, values = _learn(run, phase_run, batch, step)
         last = _over(phase, state)

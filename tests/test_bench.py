@@ -18,12 +18,19 @@ def quick(monkeypatch):
     monkeypatch.chdir(runs.ROOT)
 
 
-@pytest.mark.parametrize("kind, tokens", [("rollout", 4 * 4 * 4), ("update", 4 * 4 * 4)])
-def test_rates_are_work_over_seconds(kind, tokens, tmp_path, capsys):
+@pytest.mark.parametrize("kind, tokens, use", [
+    ("rollout", 4 * 4 * 4, 1.0), ("rollout --lengths=uneven", None, None),
+    ("update", 4 * 4 * 4, None)])
+def test_rates_are_work_over_seconds(kind, tokens, use, tmp_path, capsys):
     out = tmp_path / "bench.json"
-    assert bench.main([kind, *FLAGS, f"--out={out}"]) == command_line.DONE
+    if tokens is None:
+        cfg = runs.configure()
+        tokens = int(bench._lengths(cfg, uneven=True).sum())
+        assert 4 * 4 <= tokens < 4 * 4 * 4
+    assert bench.main([*kind.split(), *FLAGS, f"--out={out}"]) == command_line.DONE
     figures = json.loads(out.read_text())
-    assert figures["tokens"] == tokens
+    assert figures["tokens"] == tokens and (use is None or figures["row use"] == use)
+    assert 0 < figures.get("row use", 1) <= 1
     seconds = figures["seconds"]["median"]
     assert figures["tokens per second"] == pytest.approx(tokens / seconds)
     share = figures["Gop/s"] / figures["Gop/s of one matrix product"]
@@ -42,9 +49,9 @@ def test_a_step_is_timed_by_its_phases(tmp_path, capsys):
 
 
 def test_uneven_lengths_have_a_heavy_tail():
-    cfg = runs.configure({"rollout.max_new_tokens": 200, "rl.prompts_per_step": 60,
-                          "rl.samples_per_prompt": 100})
+    cfg = runs.configure({"rollout.max_new_tokens": 200, "rl.prompts_per_step": 6000})
     lengths = bench._lengths(cfg, uneven=True)
+    assert lengths.shape == (6000, 4) and (lengths == lengths[:, :1]).all()
     # 6000 draws: a standard error of 0.2 % at the limit, of about 2 % in the median.
     assert np.median(lengths) == pytest.approx(20, rel=0.06)
     assert np.mean(lengths == 200) == pytest.approx(0.03, abs=0.008)

@@ -105,9 +105,11 @@ def check_ends(out, budget, stop):
         assert (out.logprobs[slot, row, :length] <= 0).all()
 
 
-def test_log_probs_are_those_the_trainer_computes(params):  # B36, B38
+@pytest.mark.parametrize("narrowed", [{}, {"top_k": 40, "top_p": 0.95, "min_p": 0.02}])
+def test_log_probs_are_those_the_trainer_computes(params, narrowed):  # B36, B38
+    """So the ratio of the first update is 1, also where some tokens are never drawn."""
     asked = prompts([0, 1, 2, 3])
-    out = run(params, asked)
+    out = run(params, asked, **narrowed)
     zeros = np.zeros(out.tokens.shape, np.float32)
     batch = types.TrainBatch(asked.tokens, asked.length, out.tokens, out.logprobs, zeros, zeros,
                              zeros)
@@ -116,8 +118,9 @@ def test_log_probs_are_those_the_trainer_computes(params):  # B36, B38
                                                                  batch)[0]
     own = np.arange(tiny.NEW) < out.length[..., None]
     assert own.sum() > 60 and len(set(map(tuple, out.tokens.reshape(-1, tiny.NEW)))) == 16
-    np.testing.assert_allclose(out.logprobs[own], np.asarray(want)[own], atol=1e-5)
+    np.testing.assert_allclose(np.exp(np.asarray(want) - out.logprobs)[own], 1, atol=1e-5)
     check_ends(out, asked.budget, [tiny.STOP])
+    assert bool(narrowed) == (out.tokens != run(params, asked).tokens).any()
 
 
 def greedy_by_full_forwards(params, prompt, count, stop):

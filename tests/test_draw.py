@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny
 from hypothesis import example, given, settings, strategies
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import mesh as mesh_lib
@@ -133,7 +134,7 @@ def test_a_token_without_mass_is_never_picked_at_the_edge_of_a_cell():
     for _ in range(12):
         mass = rng.random(1000).astype("f4") ** 4
         mass[rng.random(1000) < 0.5] = 0
-        blocks = np.pad(mass, (0, 24)).reshape(-1, draw.BLOCK)
+        blocks = np.pad(mass, (0, 24)).reshape(draw.BLOCKS, -1)
         ends = np.cumsum(blocks.sum(1))
         inside = np.asarray(jnp.cumsum(blocks, axis=1)) + np.append(0, ends[:-1])[:, None]
         uniform = (rng.choice(inside.ravel(), 4096) / ends[-1]).astype("f4")
@@ -153,11 +154,11 @@ def test_sums_that_rise_over_zeros_or_fall_still_give_a_token_with_mass(target, 
 def test_the_token_that_reaches_the_mass_asked_for_is_the_last_one_kept():
     mass = np.array([2, 8, 1, 4, 1], "f4")  # exact in binary, 16 in all
     for top_p, kept in ((0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]), (0.875, [0, 1, 3])):
-        got = np.asarray(draw.truncate(mass, top_k=0, top_p=top_p))
+        got = np.asarray(draw.truncate(mass, top_k=0, top_p=top_p, min_p=0.0))
         assert np.flatnonzero(got).tolist() == kept
 
 
-def kept_by_loops(mass, top_k, top_p):
+def kept_by_loops(mass, top_k, top_p, min_p):
     """Which tokens are left, one at a time from the largest; ties at the border stay together."""
     kept = [True] * len(mass)
     if top_k:
@@ -171,18 +172,22 @@ def kept_by_loops(mass, top_k, top_p):
                 break
             seen, floor = seen + value, value
         kept = [on and m >= floor for m, on in zip(mass, kept)]
+    if min_p:
+        likeliest = max(mass)
+        kept = [on and m >= np.float32(min_p) * likeliest for m, on in zip(mass, kept)]
     return kept
 
 
-@pytest.mark.parametrize("top_k,top_p", [
-    (1, 1.0), (3, 1.0), (99, 1.0), (0, 0.5), (0, 0.01), (0, 0.99), (4, 0.6)])
-def test_truncation_keeps_what_a_plain_loop_keeps(top_k, top_p):
+@pytest.mark.parametrize("top_k,top_p,min_p", [
+    (1, 1.0, 0.0), (3, 1.0, 0.0), (99, 1.0, 0.0), (0, 0.5, 0.0), (0, 0.01, 0.0), (0, 0.99, 0.0),
+    (4, 0.6, 0.0), (0, 1.0, 0.25), (0, 1.0, 1.0), (5, 0.9, 0.5)])
+def test_truncation_keeps_what_a_plain_loop_keeps(top_k, top_p, min_p):
     rng = np.random.default_rng(0)
     mass = rng.random((20, 12)).astype("f4")
     mass[::3] = rng.integers(0, 4, mass[::3].shape) / 4  # exact ties, and zeros
     mass[:, 0] = 1
-    got = np.asarray(draw.truncate(mass, top_k=top_k, top_p=top_p))
-    want = np.array([kept_by_loops(row.tolist(), top_k, top_p) for row in mass])
+    got = np.asarray(draw.truncate(mass, top_k=top_k, top_p=top_p, min_p=min_p))
+    want = np.array([kept_by_loops(row.tolist(), top_k, top_p, min_p) for row in mass])
     np.testing.assert_array_equal(got, np.where(want, mass, 0))
 
 
@@ -210,3 +215,57 @@ def test_greedy_takes_the_first_of_the_likeliest_and_reports_temperature_one():
     token, logprob = drawn(np.array([[0.0, 1.0, 1.0]], "f4"), np.array([0.9], "f4"), how)
     assert int(token[0]) == 1
     assert float(logprob[0]) == pytest.approx(1 - np.log(1 + 2 * np.e), abs=1e-6)
+
+
+# ------------------------------------------------------------------------- a real vocabulary
+
+VOCAB = 151_936
+RARE = 1e-6  # of the mass
+
+
+def long_tailed():
+    """Logits of a real vocabulary's size: a few likely tokens, 6 % of the mass on tokens rarer
+    than one in a million, and every seventh token impossible."""
+    rng = np.random.default_rng(0)
+    logits = 0.5 * rng.normal(size=VOCAB)
+    logits[rng.choice(VOCAB, 2000, replace=False)] += 6.4
+    logits[::7] = -np.inf
+    mass = np.exp(logits)
+    return logits.astype("f4"), mass / mass.sum()
+
+
+def test_tokens_of_a_real_vocabulary_pass_a_chi_square_test_and_the_tail_is_kept():
+    logits, share = long_tailed()
+    assert 0.05 < share[share < RARE].sum() < 0.2
+    count = 200_000
+    zeros = np.zeros(count, np.int32)
+    numbers_ = uniforms(ROOT, zeros, zeros, np.arange(count, dtype=np.int32), 3)
+    how = draw.Sampling(max_new_tokens=1, stop_ids=())
+    one = lambda uniform: draw.draw(logits, uniform, how)[0]  # noqa: E731
+    token = np.asarray(jax.jit(lambda u: jax.lax.map(one, u, batch_size=1000))(numbers_))
+    got, expected = np.bincount(token, minlength=VOCAB), count * share
+    assert (got[share == 0] == 0).all()
+    order = np.argsort(share)
+    cell = (np.cumsum(expected[order]) / 40).astype(int)  # rare tokens share cells of 40 draws
+    found, wanted = (np.bincount(cell, weights=x[order]) for x in (got, expected))
+    wanted, found = wanted[wanted > 5], found[wanted > 5]
+    freedom = len(wanted) - 1
+    assert freedom > 500
+    assert ((found - wanted) ** 2 / wanted).sum() < freedom + 5 * np.sqrt(2 * freedom)
+    rare = (share < RARE) & (share > 0)
+    # As many different rare tokens as independent draws give: none of them is out of reach.
+    hit = 1 - np.exp(-expected[rare])
+    assert abs((got[rare] > 0).sum() - hit.sum()) < 5 * np.sqrt((hit * (1 - hit)).sum())
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_draw_does_not_depend_on_how_the_vocabulary_is_split(devices):
+    logits = np.stack([np.roll(long_tailed()[0], 1000 * row) for row in range(8)])
+    uniform = np.random.default_rng(1).random(8).astype("f4")
+    how = draw.Sampling(max_new_tokens=1, stop_ids=())
+    token, logprob = drawn(logits, uniform, how)
+    split = NamedSharding(tiny.mesh(tensor=devices), PartitionSpec(None, "tensor"))
+    placed = mesh_lib.put(logits, split)
+    got, got_logprob = drawn(placed, mesh_lib.put(uniform, mesh_lib.replicated(split.mesh)), how)
+    np.testing.assert_array_equal(got, token)
+    np.testing.assert_allclose(got_logprob, logprob, atol=1e-5)

@@ -48,7 +48,7 @@ def cache_bytes(spec: ModelSpec, tokens: int, *, bytes_per_number: int) -> int:
     return 2 * spec.layers * spec.kv_heads * spec.head_size * tokens * bytes_per_number
 
 
-def decode_bytes(spec: ModelSpec, *, slots: int, rows: int, prompt: int, mean_tokens: float,
+def decode_bytes(spec: ModelSpec, *, slots: float, rows: float, prompt: int, mean_tokens: float,
                  bytes_per_number: int) -> float:
     """Bytes that one decode step has to read: weights, the prompts' keys and values once a slot,
     and of `rows` live rows in all what they wrote so far (`mean_tokens` each)."""

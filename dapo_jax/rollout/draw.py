@@ -11,7 +11,9 @@ import jax.numpy as jnp
 
 from dapo_jax.models import head
 
-BLOCK = 128  # the cumulative sum is looked up in blocks: short sums keep small masses
+# The cumulative sum is looked up in so many blocks. Their number is fixed, not their width: a
+# vocabulary split over devices is then cut between blocks, and no device gathers all of it.
+BLOCKS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Sampling:
     temperature: float = 1.0  # 0: the likeliest token; log-probs are then those of temperature 1
     top_k: int = 0  # 0: all
     top_p: float = 1.0
+    min_p: float = 0.0  # 0: all
 
 
 def row_keys(
@@ -52,24 +55,33 @@ def draw(logits: jax.Array, uniform: jax.Array, sampling: Sampling) -> tuple[jax
     """Tokens i32[...] and their log-probabilities f32[...] from logits f32[..., V].
 
     The log-probability is of the full vocabulary with the temperature inside the softmax, also
-    where top-k or top-p narrow what is drawn: that is the policy that is trained.
+    where top-k, top-p or min-p narrow what is drawn: that is the policy that is trained.
     """
     if sampling.temperature == 0:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return tokens, head.log_softmax_at(logits, tokens)
     scaled = logits / sampling.temperature
     mass = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    if sampling.top_k or sampling.top_p < 1:
-        mass = truncate(mass, top_k=sampling.top_k, top_p=sampling.top_p)
+    if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+        mass = truncate(mass, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
     tokens = invert(mass, uniform)
     return tokens, head.log_softmax_at(scaled, tokens)
 
 
-def truncate(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
-    """Zero all but the k largest masses, then all but the fewest that hold `top_p` of the rest.
+def truncate(mass: jax.Array, *, top_k: int, top_p: float, min_p: float) -> jax.Array:
+    """Zero all but the k largest masses, then all but the fewest that hold `top_p` of the rest,
+    then all below `min_p` of the largest (Nguyen et al. 2024).
 
     Tokens of equal mass at the border are all kept.
     """
+    if top_k or top_p < 1:
+        mass = _largest(mass, top_k=top_k, top_p=top_p)
+    if min_p:
+        mass = jnp.where(mass >= min_p * mass.max(axis=-1, keepdims=True), mass, 0.0)
+    return mass
+
+
+def _largest(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
     descending = -jnp.sort(-mass, axis=-1)
     if top_k:
         floor = descending[..., min(top_k, mass.shape[-1]) - 1][..., None]
@@ -90,15 +102,15 @@ def invert(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     taken, or the last of the block.
     """
     vocab = mass.shape[-1]
-    mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % BLOCK)])
-    blocks = mass.reshape(*mass.shape[:-1], -1, BLOCK)
+    mass = jnp.pad(mass, [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % BLOCKS)])
+    blocks = mass.reshape(*mass.shape[:-1], BLOCKS, -1)
     sums = jnp.cumsum(blocks.sum(axis=-1), axis=-1)
     target = uniform * sums[..., -1]
     block = _first_above(sums, target, blocks.sum(axis=-1))
     before = jnp.where(block > 0, _at(sums, jnp.maximum(block - 1, 0)), 0.0)
     inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
     token = _first_above(jnp.cumsum(inside, axis=-1), target - before, inside)
-    return (block * BLOCK + token).astype(jnp.int32)
+    return (block * blocks.shape[-1] + token).astype(jnp.int32)
 
 
 def _first_above(sums: jax.Array, target: jax.Array, mass: jax.Array) -> jax.Array:

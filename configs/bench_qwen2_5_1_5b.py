@@ -1,0 +1,31 @@
+"""Sampling at the shape of Qwen2.5-1.5B on one accelerator, random weights: for timing alone.
+
+    python -m dapo_jax.bench rollout --config=configs/bench_qwen2_5_1_5b.py --out=FILE.json
+
+512 rows (128 prompts at once, 4 samples each) of 512 + 512 tokens in bfloat16; 1024 completions.
+Not run here: no accelerator was at hand. To be read from the table: "share of the copy's rate",
+the memory-bandwidth bound of decoding (weights and live caches, a prompt's once for its rows). It
+needs about 10 GB: the weights twice (stacked and by layer) and the caches.
+"""
+
+import ml_collections
+
+from dapo_jax import config
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Random weights and prompts; the tokenizer and the task are there to have ids and a table."""
+    c = config.default()
+    c.model.source = "preset"
+    c.model.preset = "qwen2.5-1.5b"
+    c.model.param_dtype = "bfloat16"
+    c.model.compute_dtype = "bfloat16"
+    c.tokenizer.kind = "bytes"
+    c.prompts.buckets = (512,)
+    c.rollout.max_new_tokens = 512
+    c.rollout.slots = (128,)
+    c.rollout.rows = 4
+    c.rollout.chunk = 64
+    c.rl.prompts_per_step = 128
+    c.rl.samples_per_prompt = 8
+    return c
