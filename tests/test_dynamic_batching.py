@@ -7,6 +7,7 @@ import re
 import pytest
 import test_learning
 import test_simulate
+from test_round_times import calls
 
 from dapo_jax import config, reproduce
 from dapo_jax.dynamic_sampling import comparison
@@ -14,7 +15,6 @@ from dapo_jax.studies import base, dynamic_batching, jobs
 from dapo_jax.studies import dynamic_batching_claims as claims
 from dapo_jax.studies import dynamic_batching_findings as findings
 from dapo_jax.studies import dynamic_batching_page as page
-from test_round_times import calls
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SPEED = {"fixed 3 N": 2.0, "window": 1.0, "cost_optimal + carry + skip": 0.8, "no filter": 4.0}
@@ -98,6 +98,7 @@ def test_replays_use_the_costs_that_were_measured(found):
     one = found.replays[8]
     row = next(row for row in one.here.rows if row.name == "fixed 1 N")
     costs = findings.costs(found.times)
+    assert (costs.round, costs.sample) == pytest.approx((5.0, 1e-2), rel=0.02)
     assert row.seconds.mean == pytest.approx(
         row.rounds * costs.round + row.samples * costs.sample, rel=1e-6)
     assert one.source.rows[0].seconds.mean > 77.9
@@ -116,13 +117,22 @@ INTERVALS = [((1, 5), 3, "agrees"), ((1, 2), 3, "same direction, smaller here"),
              ((4, 5), 3, "same direction, larger here"),
              ((-1, 1), 3, "no difference shown; the source's figure lies outside"),
              ((-1, 5), 3, "agrees"), ((-5, -1), 3, "does not agree: the opposite"),
-             ((float("nan"),) * 2, 3, "not measured")]
+             ((float("nan"),) * 2, 3, claims.NOT_MEASURED)]
 
 
 @pytest.mark.parametrize("bounds, source, verdict", INTERVALS)
 def test_a_verdict_follows_from_the_interval(bounds, source, verdict):
     value = comparison.Interval(sum(bounds) / 2, *bounds)
     assert claims.against(value, source) == verdict
+
+
+@pytest.mark.parametrize("source, verdict, place", [
+    ("3 %", "agrees", "Agrees with the source"), ("3 %", "larger here", "Other than the source"),
+    ("3 %", claims.NO_DIFFERENCE, "Nothing shown"),
+    (claims.NOTHING_REPORTED, "less", "Beyond what the source reports"),
+    (claims.NOTHING_REPORTED, claims.NOT_MEASURED, "Nothing shown")])
+def test_the_summary_puts_a_claim_where_its_verdict_belongs(source, verdict, place):
+    assert claims.standing(claims.Claim("c", source, "x", "1", verdict)) == place
 
 
 def test_costs_of_a_fit_that_is_noise_stay_positive():

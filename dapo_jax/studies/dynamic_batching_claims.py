@@ -10,6 +10,7 @@ from dapo_jax.studies import learning
 
 # The source reports rollout seconds per step, means of steps 100 to 400: less than fixed 3 N, in %.
 REPORTED = {8: 2.6, 16: 18.9, 32: 34.5}
+REPORTED_SECONDS = {8: "123.999 to 120.727", 16: "160.040 to 129.752", 32: "252.962 to 165.638"}
 SOURCE_WINDOW = "window, refill of the same size"  # its predictor
 SOURCE_GROUPS = 32
 FIXED = "fixed 3 N"
@@ -17,7 +18,10 @@ UNFILTERED = "no filter"
 LINEAR = 0.95  # R2 from which on a line describes the times
 WANTED = (0.5, 0.55, 0.6)  # held-out accuracies; chosen before the runs
 MAIN = 0.55
-NOT_MEASURED = "not measured"
+NOT_MEASURED = "no interval, no verdict"
+UNDECIDED = "not decided"
+AGREES, LINE = "agrees", "agrees: a line"
+NOTHING_REPORTED = "not reported"
 NO_DIFFERENCE = "no difference shown"
 COMMAND = "reproduce dynamic_batching"
 
@@ -39,7 +43,7 @@ def text(value: comparison.Interval, digits: int = 1, unit: str = "") -> str:
         return "-"
     mean = f"{value.mean:.{digits}f}{unit}"
     if not math.isfinite(value.low):
-        return f"{mean} (no interval: one run)"
+        return f"{mean} (one run)"
     return f"{mean} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
 
@@ -48,7 +52,7 @@ def against(value: comparison.Interval, source: float) -> str:
     if not math.isfinite(value.low):
         return NOT_MEASURED
     if value.low <= source <= value.high:
-        return "agrees"
+        return AGREES
     if value.low <= 0 <= value.high:
         return f"{NO_DIFFERENCE}; the source's figure lies outside"
     if (value.mean > 0) != (source > 0):
@@ -71,6 +75,15 @@ def claims(found: findings.Findings) -> list[Claim]:
         size, found.replays[size])), *_of_live(found)]
 
 
+def standing(line: Claim) -> str:
+    """Where a line belongs in the page's summary."""
+    if line.verdict.startswith((NOT_MEASURED, NO_DIFFERENCE, UNDECIDED)):
+        return "Nothing shown"
+    if line.source == NOTHING_REPORTED:
+        return "Beyond what the source reports"
+    return "Agrees with the source" if line.verdict.startswith(AGREES) else "Other than the source"
+
+
 def _of_times(found: findings.Findings) -> list[Claim]:
     if found.times is None:
         return []
@@ -82,7 +95,7 @@ def _of_times(found: findings.Findings) -> list[Claim]:
         f"{COMMAND} --only=a",
         f"a = {text(fitted.round, 4)} s, c = {text(fitted.sample, 6)} s; R2 = "
         f"{fitted.r_squared:.3f} of all calls, {fitted.r_squared_medians:.3f} of medians",
-        "a line, as there" if straight else "a line describes it only roughly")]
+        LINE if straight else "a line describes it only roughly")]
     for size in sorted({row["samples"] for row in found.times.rows}):
         count = 3 * SOURCE_GROUPS * size
         share = comparison.Interval(*(100 * value / (value + fitted.sample.mean * count) for value
@@ -91,8 +104,17 @@ def _of_times(found: findings.Findings) -> list[Claim]:
         lines.append(Claim(
             f"several small rounds cost more than one larger one: a is a large part of a round of "
             f"{3 * SOURCE_GROUPS} prompts, G = {size}", f"{reported:.0f} %",
-            f"{COMMAND} --only=a", text(share, 1, " %"), against(share, reported)))
+            f"{COMMAND} --only=a", text(share, 1, " %"), _size(share, reported)))
     return lines
+
+
+def _size(value: comparison.Interval, source: float) -> str:
+    """How an interval stands to a number of which 0 is nothing special."""
+    if not math.isfinite(value.low):
+        return NOT_MEASURED
+    if value.low <= source <= value.high:
+        return AGREES
+    return "smaller here" if value.high < source else "larger here"
 
 
 def _of_replay(size: int, found: findings.Replay) -> list[Claim]:
@@ -103,7 +125,8 @@ def _of_replay(size: int, found: findings.Replay) -> list[Claim]:
         row = _row(section, SOURCE_WINDOW)
         lines.append(Claim(
             f"G = {size}: the prediction takes less rollout time than {FIXED} (replay, {place} "
-            "costs)", "-" if reported is None else f"{reported} % less", f"{COMMAND} --only=a,b",
+            "costs)", NOTHING_REPORTED if reported is None else
+            f"{reported} % less ({REPORTED_SECONDS[size]} s)", f"{COMMAND} --only=a,b",
             text(row.saving, 1, " % less"), effect(row.saving, "less", "more")
             if reported is None else against(row.saving, reported)))
         lines.append(_best_fixed(size, place, section))
@@ -126,7 +149,7 @@ def _best_fixed(size: int, place: str, section: comparison.Section) -> Claim:
                           for one in sorted(fixed, key=lambda one: one.name))
     return Claim(
         f"G = {size}: the prediction takes less time than any fixed multiple ({place} costs)",
-        "compared with 3 N only", f"{COMMAND} --only=a,b",
+        NOTHING_REPORTED, f"{COMMAND} --only=a,b",
         f"% less than {FIXED}: {baselines}; prediction {text(row.saving)}", verdict)
 
 
@@ -146,7 +169,7 @@ def _of_live(found: findings.Findings) -> list[Claim]:
               text(share, 1, " %"), _over(share, 70)),
         Claim("with the filter on, the mean reward looks higher early: a selection effect",
               "yes", command, f"kept groups minus all samples, first {learning.EARLY} steps: "
-              f"{text(gap, 3)}", effect(gap, "agrees", "does not agree")))
+              f"{text(gap, 3)}", effect(gap, AGREES, "does not agree")))
     rollouts = [_rollouts(arm, learning.saved(runs, base, _mean_rollout), command)
                 for arm, runs in found.live.items() if arm not in (FIXED, UNFILTERED) and runs]
     pairs = [(arm, other) for other in (UNFILTERED, FIXED) for arm in found.live
@@ -158,7 +181,7 @@ def _rollouts(arm: str, value: comparison.Interval, command: str) -> Claim:
     window, reported = arm == policies.WINDOW, REPORTED[8]
     return Claim(
         f"live, G = 8: rollout seconds of a step, `{arm}` against {FIXED}",
-        f"{reported} % less" if window else "-", command, text(value, 1, " % less"),
+        f"{reported} % less" if window else NOTHING_REPORTED, command, text(value, 1, " % less"),
         against(value, reported) if window else effect(value, "less", "more"))
 
 
@@ -169,10 +192,13 @@ def _mean_rollout(one: learning.Curve) -> float:
 def _time_to(arm: str, other: str, found: findings.Findings, command: str) -> Claim:
     value, used = (learning.saved(found.live[arm], found.live[other], reaching(MAIN, clock))
                    for clock in learning.CLOCKS)
+    figure = f"{text(value, 1, ' % less')}; of the processor {text(used, 1, ' % less')}"
+    if not math.isfinite(value.mean):
+        figure = ", ".join(f"{one}: {learning.reached(found.live[one], MAIN)}"
+                           for one in (arm, other))
     return Claim(
-        f"live: seconds to held-out accuracy {MAIN}, `{arm}` against `{other}`", "not reported",
-        command, f"{text(value, 1, ' % less')}; of the processor {text(used, 1, ' % less')}",
-        effect(value, "less", "more"))
+        f"live: seconds to held-out accuracy {MAIN}, `{arm}` against `{other}`", NOTHING_REPORTED,
+        command, figure, effect(value, "less", "more"))
 
 
 def reaching(wanted: float, clock: str) -> Callable[[learning.Curve], float]:
@@ -184,5 +210,5 @@ def _over(value: comparison.Interval, border: float) -> str:
     if not math.isfinite(value.low):
         return NOT_MEASURED
     if value.low > border:
-        return "agrees"
-    return "does not agree: less" if value.high < border else "not decided: the interval holds it"
+        return AGREES
+    return "does not agree: less" if value.high < border else f"{UNDECIDED}: the interval holds it"

@@ -22,8 +22,9 @@ NAME = "dynamic_batching"
 NOTES = (
     "Intervals are 95 %: of part a Student's over all calls; of part b a bootstrap over blocks of "
     "steps, paired on the same recorded outcomes; of part c Student's over seeds, paired by seed.",
-    "Verdicts: `agrees`: the source's figure lies in our interval. `no difference shown`: 0 lies "
-    "in it. The source's hardware, model and prompts are others than ours.",
+    "Verdicts: `agrees`: the source's figure lies in our interval, or the interval decides for its "
+    "claim. `no difference shown`: 0 lies in it. The source's hardware, model and prompts are "
+    "others than ours.",
     "Replays sample N = 32 groups for a batch, as the reference simulation does; `fixed` and "
     "`refill of the same size` ask again for as much as at first. Live, every policy asks again "
     "for what is missing only.",
@@ -63,7 +64,7 @@ def _markdown(found: findings.Findings, lines: Sequence[claims.Claim],
             f"On {len(jax.devices())} x {device.device_kind}, jax {jax.__version__}.", ""]
     if quick:
         text += ["**--quick: a few steps of a tiny model. No figure here means anything.**", ""]
-    text += ["## Claims", ""]
+    text += [*_summary(lines), "## Claims", ""]
     text += table(("claim", "source", "our command", "our figure", "verdict"),
                   [dataclasses.astuple(line) for line in lines])
     text += ["", *(f"- {note}" for note in NOTES), ""]
@@ -76,6 +77,18 @@ def _markdown(found: findings.Findings, lines: Sequence[claims.Claim],
         text += ["## Missing", "", *(f"- {one}" for one in found.missing),
                  *(f"- failed: {one.name}:\n\n```\n{one.text}\n```" for one in failures), ""]
     return "\n".join(text)
+
+
+def _summary(lines: Sequence[claims.Claim]) -> list[str]:
+    """What agrees, what does not, and what was not shown, in words."""
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        groups.setdefault(claims.standing(line), []).append(
+            f"- {line.claim}: {line.verdict} ({line.figure})")
+    text = ["## In short", ""]
+    for name in sorted(groups):
+        text += [f"**{name}**", "", *groups[name], ""]
+    return text
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -139,11 +152,9 @@ def _of_live(found: findings.Findings) -> list[str]:
 
 
 def _reached(runs: dict[int, learning.Curve], wanted: float, clock: str) -> str:
-    times = np.array([learning.time_to(one, wanted, clock) for one in runs.values()])
-    there = np.isfinite(times)
-    if np.all(there):
-        return claims.text(comparison.over_runs(times))
-    return f"reached by {np.sum(there)} of {len(times)}"
+    value = learning.over_seeds(runs, claims.reaching(wanted, clock))
+    found = claims.text(value)
+    return found if np.isfinite(value.mean) else learning.reached(runs, wanted)
 
 
 def _times_figure(found: findings.Findings) -> bytes | None:
@@ -168,7 +179,8 @@ def _times_figure(found: findings.Findings) -> bytes | None:
 
 
 def _replay_figure(found: findings.Findings) -> bytes | None:
-    sections = [section for one in found.replays.values() for section in _sections(one)]
+    both = [(one.here, one.source) for one in found.replays.values()]
+    sections = [section for place in zip(*both) for section in place if section]
     return comparison_page.figure(sections) if sections else None
 
 

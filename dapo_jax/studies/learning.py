@@ -84,6 +84,12 @@ def time_to(one: Curve, wanted: float, clock: str) -> float:
     return float(times[place - 1] + share * (times[place] - times[place - 1]))
 
 
+def reached(runs: Mapping[int, Curve], wanted: float) -> str:
+    """How many of the runs ever have this held-out accuracy, in words."""
+    there = sum(bool(np.any(one.accuracy >= wanted)) for one in runs.values())
+    return f"reached by {there} of {len(runs)}"
+
+
 def accuracy_at(one: Curve, seconds: float) -> float:
     """Held-out accuracy when so many seconds had passed, on the line between evaluations."""
     return float(np.interp(seconds, clock_at_evaluations(one, "seconds"), one.accuracy))
@@ -96,15 +102,9 @@ def over_seeds(runs: Mapping[int, Curve], figure: Callable[[Curve], float]) -> c
 
 def saved(runs: Mapping[int, Curve], base: Mapping[int, Curve],
           figure: Callable[[Curve], float]) -> comparison.Interval:
-    """How much smaller the figure is than the base's in %, paired by seed."""
-    return _interval([100 * (1 - figure(runs[seed]) / figure(base[seed]))
-                      for seed in runs if seed in base])
-
-
-def gained(runs: Mapping[int, Curve], base: Mapping[int, Curve],
-           figure: Callable[[Curve], float]) -> comparison.Interval:
-    """How much larger the figure is than the base's, paired by seed."""
-    return _interval([figure(runs[seed]) - figure(base[seed]) for seed in runs if seed in base])
+    """How much smaller the figure is than the base's in %, paired by seed; NaN where that is 0."""
+    pairs = [(figure(runs[seed]), figure(base[seed])) for seed in runs if seed in base]
+    return _interval([100 * (1 - own / other) if other else float("nan") for own, other in pairs])
 
 
 def _interval(values: Sequence[float]) -> comparison.Interval:
