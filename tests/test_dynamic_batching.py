@@ -11,6 +11,7 @@ from test_round_times import calls
 
 from dapo_jax import config, reproduce
 from dapo_jax.dynamic_sampling import comparison
+from dapo_jax.runtime import checkpoint
 from dapo_jax.studies import base, dynamic_batching, jobs
 from dapo_jax.studies import dynamic_batching_claims as claims
 from dapo_jax.studies import dynamic_batching_findings as findings
@@ -94,6 +95,14 @@ def test_an_unfinished_run_is_named_and_not_used(where, tmp_path):
     assert any("window" in text and "seed 1" in text for text in found.missing)
 
 
+def test_an_unfinished_recording_is_not_replayed(where, tmp_path):
+    half = recorded(tmp_path / "half", samples=4)
+    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (half / "metrics.jsonl").write_text("".join(lines[:-1]))
+    found = findings.read(dataclasses.replace(where, recorded={4: half}, live={}))
+    assert not found.replays and any("G = 4" in text for text in found.missing)
+
+
 def test_replays_use_the_costs_that_were_measured(found):
     one = found.replays[8]
     row = next(row for row in one.here.rows if row.name == "fixed 1 N")
@@ -171,6 +180,23 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps(cfg))
     with pytest.raises(config.ConfigError, match="belongs to another configuration"):
         dynamic_batching._stages(options(tmp_path))
+
+
+def test_an_arm_begins_as_a_copy_of_the_warm_start_under_its_own_settings(tmp_path):
+    warm, arm = tmp_path / "warm", tmp_path / "live/arm"
+    (warm / "checkpoints/260").mkdir(parents=True)
+    (warm / "checkpoints/260/weights").write_text("w")
+    (warm / "metrics.jsonl").write_text('{"step": 260}\n')
+    (warm / "config.json").write_text(json.dumps({"seed": 0, "_environment": {"jax": "x"}}))
+    cfg = dataclasses.replace(config.Config(), seed=7)
+    dynamic_batching._adopt(warm, arm, cfg)
+    checkpoint.check_config(arm, config.to_json(cfg), free=("_environment",))
+    assert (arm / "checkpoints/260/weights").read_text() == "w"
+    assert (arm / "metrics.jsonl").read_text() == (warm / "metrics.jsonl").read_text()
+    (warm / "checkpoints/260/weights").write_text("changed")
+    assert (arm / "checkpoints/260/weights").read_text() == "w"  # no link
+    dynamic_batching._adopt(tmp_path / "failed", tmp_path / "other", cfg)
+    assert not (tmp_path / "other").exists()  # the run makes its own warm start
 
 
 def test_flags_that_name_no_part_are_refused(tmp_path):
