@@ -21,8 +21,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ import numpy as np
 
 from dapo_jax import command_line, config
 from dapo_jax.dynamic_sampling import comparison, fit, persistent, policies, simulation, studies
-from dapo_jax.runtime import comparison_page, fit_page, metrics, recording
+from dapo_jax.runtime import comparison_page, fit_page, metrics, recording, status_line
 
 GROUPS, ROUND_COST, PROMPT_COST = 32, 77.9, 1.80  # of the reference simulation
 
@@ -197,20 +195,6 @@ def _publish(given: argparse.Namespace, page: Page) -> None:
             print(path)
 
 
-def _progress() -> studies.Progress:
-    """Shows a line on standard error: in place on a terminal, else one every few seconds."""
-    terminal, shown = sys.stderr.isatty(), [time.monotonic()]
-
-    def show(text: str) -> None:
-        if terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif text and time.monotonic() - shown[0] >= metrics.PLAIN_SECONDS:
-            shown[0] = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    return show
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
@@ -277,7 +261,7 @@ def _studies(given: argparse.Namespace) -> list[Callable[..., Page]]:
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     given = _parser().parse_args(arguments)
-    progress = _progress()
+    progress = status_line.opened()
     if given.fit_costs:
         _fit_costs(given)
     elif given.fit:

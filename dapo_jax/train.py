@@ -17,16 +17,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import (
-    calibration,
-    command_line,
-    config,
-    evaluate,
-    phases,
-    setup,
-    setup_phases,
-    types,
-)
+from dapo_jax import calibration, command_line, config, evaluate, phases, setup, setup_phases, types
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
@@ -182,13 +173,14 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     phase, cfg = phase_run.phase, run.parts.cfg
     begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
     while not (run.signals or _over(phase, state)):
-        step = int(state.step) + 1
+        step, used = int(state.step) + 1, time.process_time()
         with jax.transfer_guard("disallow"), profiling.traced(
                 run.workdir, step=step, wanted=cfg.log.profile_steps):
             batch = _next_samples(run, phase_run, state, step)
             state, values = _learn(run, phase_run, batch, step)
         last = _over(phase, state)
         line = {"step": step, "phase": phase.name} | batch.values | values | saving
+        line["time/processor"] = time.process_time() - used  # of the step without its evaluation
         if last or (cfg.eval.every and step % cfg.eval.every == 0):
             line |= _evaluate(run, state)
         line["compiles"] = metrics.compile_count() - compiled

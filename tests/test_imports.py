@@ -20,7 +20,7 @@ FLOORS = (
     ("setup", "setup_phases", "phases"),
     ("evaluate", "calibration"),
     ("train", "report", "export", "generate", "profile_prompts", "simulate"),
-    ("bench",),
+    ("bench", "studies.*", "reproduce"),
 )
 
 

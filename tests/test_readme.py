@@ -41,7 +41,7 @@ def run(folder, name, arguments):
 
 
 def test_readme_names_only_commands_that_are_tried_here():
-    tried = {"train", "evaluate", "report", "export"}
+    tried = {"train", "evaluate", "report", "export", "reproduce"}
     for line in commands():
         if line[0].startswith("launch/"):
             assert (ROOT / line[0]).is_file()
@@ -64,6 +64,13 @@ def test_commands_on_the_default_run_work(tmp_path):
     for arguments in of("report", real=False):
         run(tmp_path, "report", arguments)
         assert "Held-out accuracy" in (tmp_path / "mine/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_study_works(tmp_path):
+    arguments, = of("reproduce", real=False)
+    run(tmp_path, "reproduce", [*arguments, "--quick", "--seeds=1", "--jobs=2"])
+    assert (tmp_path / "dynamic_batching/dynamic_batching.md").is_file()
 
 
 @pytest.mark.slow

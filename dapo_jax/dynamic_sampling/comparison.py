@@ -81,9 +81,10 @@ def over_steps(seconds: np.ndarray, base: np.ndarray, *,
     starts = rng.integers(0, steps - width + 1, size=(RESAMPLES, -(-steps // width)))
     chosen = (starts[:, :, None] + np.arange(width)).reshape(RESAMPLES, -1)[:, :steps]
     means, bases = np.mean(seconds[chosen], axis=1), np.mean(base[chosen], axis=1)
-    saved = 100 * (1 - np.mean(seconds) / np.mean(base))
-    return (_percentiles(float(np.mean(seconds)), means),
-            _percentiles(float(saved), 100 * (1 - means / bases)))
+    with np.errstate(invalid="ignore", divide="ignore"):  # few steps, some all from carried groups
+        saved, draws = (100 * (1 - own / other) for own, other in (
+            (np.mean(seconds), np.mean(base)), (means, bases)))
+    return _percentiles(float(np.mean(seconds)), means), _percentiles(float(saved), draws)
 
 
 def rows(traces: Mapping[str, Sequence[simulation.Trace]], *, base: str, first: int,

@@ -37,7 +37,8 @@ def cells(row: comparison.Row) -> tuple[str, ...]:
     figures = tuple(_number(value, digits) for value, digits in (
         (row.prompts, 1), (row.samples, 0), (row.rounds, 3), (row.surplus, 2), (row.dropped, 2),
         (100 * row.old, 1), (row.age, 2), (row.oracle_ratio, 3)))
-    return (row.name + mark, _interval(row.seconds), _interval(row.saving),
+    fine = 1 if row.seconds.mean >= 10 else 3
+    return (row.name + mark, _interval(row.seconds, fine), _interval(row.saving),
             *((_interval(row.closed),) if row.closed else ()), *figures,
             *(_number(value, 1) for value in row.extra.values()))
 
@@ -126,15 +127,16 @@ def _line(values: Sequence[str]) -> str:
     return "| " + " | ".join(values) + " |"
 
 
-def _interval(value: comparison.Interval) -> str:
+def _interval(value: comparison.Interval, digits: int = 1) -> str:
     if not math.isfinite(value.mean):
         return MISSING
+    mean, low, high = (f"{bound:.{digits}f}" for bound in (value.mean, value.low, value.high))
     if not math.isfinite(value.low):
-        return f"{value.mean:.1f}"
+        return mean
     below, above = value.mean - value.low, value.high - value.mean
     if abs(above - below) < 1e-9 * max(1.0, abs(value.mean)):
-        return f"{value.mean:.1f} ±{above:.1f}"
-    return f"{value.mean:.1f} [{value.low:.1f}, {value.high:.1f}]"
+        return f"{mean} ±{above:.{digits}f}"
+    return f"{mean} [{low}, {high}]"
 
 
 def _number(value: float, digits: int) -> str:

@@ -1,0 +1,75 @@
+"""Measure here what a source reports, and say what agrees: one command per study.
+
+    python -m dapo_jax.reproduce dynamic_batching --out=DIR [--only=a,b,c] [--seeds=3] [--jobs=1]
+
+Every run is a work directory under DIR; started again with the same DIR, finished runs are left as
+they are and the others go on. The page DIR/STUDY.md and its figures are written from all that is
+there, also where runs failed. --quick takes a few steps of a tiny model, to see that it works.
+
+exit status: 0 done, 1 some runs failed and the page says which, 2 bad flags or data, 128 + number:
+a signal came; start again to go on
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from dapo_jax import command_line, config
+from dapo_jax.runtime import status_line
+from dapo_jax.studies import base, dynamic_batching
+
+STUDIES = {"dynamic_batching": dynamic_batching.STUDY}
+SOME_FAILED = 1
+PLAIN_SECONDS = 60.0  # between lines of progress that go to a file
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parts = "\n".join(f"parts of {name}:\n" + "\n".join(
+        f"  {part}  {text}" for part, text in study.parts.items())
+        for name, study in STUDIES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m dapo_jax.reproduce", description=f"{__doc__}\n{parts}",
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", required=True,
+                        help="of the runs and the page")
+    parser.add_argument("--only", default="", metavar="PART,...", help="parts to run; default: all")
+    parser.add_argument("--seeds", type=_positive, default=3, help="runs of each kind; 3")
+    parser.add_argument("--jobs", type=_positive, default=1,
+                        help="runs at the same time; 1. More of them disturb each other's times")
+    parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> base.Options:
+    known = STUDIES[given.study].parts
+    only = tuple(part for part in given.only.split(",") if part) or tuple(known)
+    if wrong := [part for part in only if part not in known]:
+        raise config.ConfigError(f"--only={given.only}: {given.study} has no part {wrong[0]!r}, "
+                                 f"only {', '.join(known)}")
+    return base.Options(given.out, given.quick, only, given.seeds, given.jobs)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; see the module's text."""
+    given = _parser().parse_args(arguments)
+    options = _options(given)
+    with command_line.caught_signals() as signals:
+        result = STUDIES[given.study].run(options, signals, status_line.opened(PLAIN_SECONDS))
+    for failure in result.failures:
+        print(f"failed: {failure.name}: {failure.text}", file=sys.stderr)
+    print(*result.paths, sep="\n")
+    if signals:
+        return 128 + signals[0]
+    return SOME_FAILED if result.failures else command_line.DONE
+
+
+if __name__ == "__main__":
+    command_line.leave(main)

@@ -1,0 +1,227 @@
+"""The page of the study of dynamic batching: Markdown, figures and JSON."""
+
+import dataclasses
+import io
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+import matplotlib
+import matplotlib.axes
+import matplotlib.figure
+import numpy as np
+
+from dapo_jax.dynamic_sampling import comparison
+from dapo_jax.runtime import comparison_page, metrics, plots
+from dapo_jax.studies import dynamic_batching_claims as claims
+from dapo_jax.studies import dynamic_batching_findings as findings
+from dapo_jax.studies import jobs, learning
+
+NAME = "dynamic_batching"
+NOTES = (
+    "Intervals are 95 %: of part a Student's over all calls; of part b a bootstrap over blocks of "
+    "steps, paired on the same recorded outcomes; of part c Student's over seeds, paired by seed.",
+    "Verdicts: `agrees`: the source's figure lies in our interval, or the interval decides for its "
+    "claim. `no difference shown`: 0 lies in it. The source's hardware, model and prompts are "
+    "others than ours.",
+    "Replays sample N = 32 groups for a batch, as the reference simulation does; `fixed` and "
+    "`refill of the same size` ask again for as much as at first. Live, every policy asks again "
+    "for what is missing only.",
+    "Live times count sampling, scoring and learning; evaluations and checkpoints are left out. "
+    "Processor seconds are those of the training process, all its threads.",
+    "A time to an accuracy is read off the line between the evaluations beside it; where a run "
+    "never gets there, the row has no interval and says how many did.")
+
+
+def write(out: pathlib.Path, found: findings.Findings, failures: Sequence[jobs.Failure], *,
+          quick: bool) -> list[pathlib.Path]:
+    """Write OUT/dynamic_batching.md, .json and the figures; returns their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    figures = {name: image for name, draw in FIGURES.items() if (image := draw(found))}
+    for name in FIGURES:
+        (out / f"{name}.png").unlink(missing_ok=True)  # an earlier page may have had it
+    for name, image in figures.items():
+        (out / f"{name}.png").write_bytes(image)
+    lines = claims.claims(found)
+    page, data = out / f"{NAME}.md", out / f"{NAME}.json"
+    page.write_text(_markdown(found, lines, failures, figures=list(figures), quick=quick),
+                    encoding="utf-8")
+    data.write_text(json.dumps(metrics.plain({
+        "claims": [dataclasses.asdict(line) for line in lines],
+        "missing": found.missing, "failed": [dataclasses.asdict(one) for one in failures],
+        "times": found.times and dataclasses.asdict(found.times),
+        "replays": {size: dataclasses.asdict(one) for size, one in found.replays.items()},
+        "live": {arm: {seed: dataclasses.asdict(one) for seed, one in runs.items()}
+                 for arm, runs in found.live.items()}}), indent=1) + "\n", encoding="utf-8")
+    return [page, data, *(out / f"{name}.png" for name in figures)]
+
+
+def _markdown(found: findings.Findings, lines: Sequence[claims.Claim],
+              failures: Sequence[jobs.Failure], *, figures: Sequence[str], quick: bool) -> str:
+    device = jax.devices()[0]
+    text = ["# Dynamic batching: what the source reports, and what was measured here", "",
+            f"On {len(jax.devices())} x {device.device_kind}, jax {jax.__version__}.", ""]
+    if quick:
+        text += ["**--quick: a few steps of a tiny model. No figure here means anything.**", ""]
+    text += [*_summary(lines), "## Claims", ""]
+    text += table(("claim", "source", "our command", "our figure", "verdict"),
+                  [dataclasses.astuple(line) for line in lines])
+    text += ["", *(f"- {note}" for note in NOTES), ""]
+    for title, part in PARTS:
+        if body := part(found):
+            text += [f"## {title}", "", *body, ""]
+    for name in figures:
+        text += [f"![{name}]({name}.png)", ""]
+    if found.missing or failures:
+        text += ["## Missing", "", *(f"- {one}" for one in found.missing),
+                 *(f"- failed: {one.name}:\n\n```\n{one.text}\n```" for one in failures), ""]
+    return "\n".join(text)
+
+
+def _summary(lines: Sequence[claims.Claim]) -> list[str]:
+    """What agrees, what does not, and what was not shown, in words."""
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        groups.setdefault(claims.standing(line), []).append(
+            f"- {line.claim}: {line.verdict} ({line.figure})")
+    text = ["## In short", ""]
+    for name in sorted(groups):
+        text += [f"**{name}**", "", *groups[name], ""]
+    return text
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+            for row in (heads, ["---"] * len(heads), *rows)]
+
+
+def _of_times(found: findings.Findings) -> list[str]:
+    if found.times is None:
+        return []
+    rows = [(name, claims.text(one.round, 4), claims.text(one.sample, 6), f"{one.r_squared:.4f}",
+             f"{one.r_squared_medians:.4f}", f"{one.deviation:.3g}")
+            for name, one in (("wall", found.times.wall), ("processor", found.times.processor))]
+    return [f"{len(found.times.rows)} calls of the engine of training, after the warm start.", "",
+            *table(("clock", "a: seconds of a round", "c: seconds of a sample", "R2, all calls",
+                    "R2, medians of a size", "residual deviation, s"), rows)]
+
+
+def _of_replays(found: findings.Findings) -> list[str]:
+    lines = []
+    for one in found.replays.values():
+        for section in _sections(one):
+            names = comparison_page.heads(section)
+            lines += [f"### {section.title}", "",
+                      f"{one.steps} recorded steps, N = {one.groups}; informative: "
+                      f"{100 * one.informative:.1f} % of the prompts.", "",
+                      *table(names, [comparison_page.cells(row) for row in section.rows]), ""]
+    return lines
+
+
+def _sections(one: findings.Replay) -> list[comparison.Section]:
+    return [section for section in (one.here, one.source) if section]
+
+
+def _of_live(found: findings.Findings) -> list[str]:
+    live = {arm: runs for arm, runs in found.live.items() if runs}
+    if not live:
+        return []
+    common = {seed: min(one.seconds[-1] for runs in live.values() for number, one in runs.items()
+                        if number == seed)
+              for seed in {seed for runs in live.values() for seed in runs}}
+    rows = []
+    for arm, runs in live.items():
+        def mean(figure: Callable[[learning.Curve], float], digits: int = 1,
+                 runs: dict = runs) -> str:
+            return claims.text(learning.over_seeds(runs, figure), digits)
+        equal = [learning.accuracy_at(one, common[seed]) for seed, one in runs.items()]
+        rows.append((
+            arm, str(len(runs)), mean(lambda one: learning.mean_step(one, "rollout"), 3),
+            mean(lambda one: learning.mean_step(one, "samples"), 0),
+            mean(lambda one: one.seconds[-1]), mean(lambda one: one.processor[-1]),
+            mean(lambda one: one.accuracy[-1], 3), claims.text(comparison.over_runs(equal), 3),
+            *(_reached(runs, wanted, clock) for wanted in claims.WANTED
+              for clock in learning.CLOCKS)))
+    heads = ("policy", "runs", "rollout s / step", "samples / step", "seconds", "processor s",
+             "accuracy at the end", "accuracy when the seed's fastest run ends",
+             *(f"{clock} to {wanted}" for wanted in claims.WANTED for clock in
+               ("seconds", "processor s")))
+    return table(heads, rows)
+
+
+def _reached(runs: dict[int, learning.Curve], wanted: float, clock: str) -> str:
+    value = learning.over_seeds(runs, claims.reaching(wanted, clock))
+    found = claims.text(value)
+    return found if np.isfinite(value.mean) else learning.reached(runs, wanted)
+
+
+def _times_figure(found: findings.Findings) -> bytes | None:
+    if found.times is None:
+        return None
+    fitted, rows = found.times.wall, found.times.rows
+
+    def draw(figure: matplotlib.figure.Figure) -> None:
+        axes = figure.subplots()
+        for place, size in enumerate(sorted({row["samples"] for row in rows})):
+            own = [row for row in rows if row["samples"] == size]
+            axes.plot([row["prompts"] * size for row in own], [row["seconds"] for row in own], "o",
+                      color=plots.COLOURS[place], markersize=3, label=f"G = {size}")
+        most = max(row["prompts"] * row["samples"] for row in rows)
+        axes.plot([0, most], [fitted.round.mean, fitted.round.mean + fitted.sample.mean * most],
+                  color="#555555", linewidth=1, label=f"a + c n G, R2 = {fitted.r_squared:.3f}")
+        axes.set_xlabel("samples of a round, n G")
+        axes.set_ylabel("seconds")
+        axes.legend()
+
+    return _png(draw, (6.0, 3.6))
+
+
+def _replay_figure(found: findings.Findings) -> bytes | None:
+    both = [(one.here, one.source) for one in found.replays.values()]
+    sections = [section for place in zip(*both) for section in place if section]
+    return comparison_page.figure(sections) if sections else None
+
+
+def _learning_figure(found: findings.Findings) -> bytes | None:
+    if not any(found.live.values()):
+        return None
+
+    def draw(figure: matplotlib.figure.Figure) -> None:
+        for axes, clock in zip(figure.subplots(2, 2, sharey="row").T, learning.CLOCKS):
+            for colour, (arm, runs) in zip(plots.COLOURS, found.live.items()):
+                for place, one in enumerate(runs.values()):
+                    style = {"color": colour, "linewidth": 1, "alpha": 0.8,
+                             "label": "" if place else arm}
+                    axes[0].plot(learning.clock_at_evaluations(one, clock), one.accuracy, **style)
+                    axes[1].plot(getattr(one, clock), _smooth(one.reward), **style)
+            axes[1].set_xlabel("seconds" if clock == "seconds" else "processor seconds")
+        figure.axes[0].set_ylabel("held-out accuracy")
+        figure.axes[2].set_ylabel("mean reward, all samples")
+        figure.axes[0].legend()
+
+    return _png(draw, (9.0, 6.0))
+
+
+def _smooth(values: np.ndarray, width: int = 10) -> np.ndarray:
+    """Running mean of the last `width` finite values."""
+    sums, counts = (np.cumsum(column) for column in (np.nan_to_num(values), np.isfinite(values)))
+    before = np.maximum(np.arange(len(values)) - width, -1)
+    sums, counts = (np.where(before < 0, column, column - column[before])
+                    for column in (sums, counts))
+    return sums / np.maximum(counts, 1)
+
+
+def _png(draw: Callable[[matplotlib.figure.Figure], None], size: tuple[float, float]) -> bytes:
+    with matplotlib.rc_context(plots.STYLE):
+        figure = matplotlib.figure.Figure(figsize=size, dpi=130, layout="constrained")
+        draw(figure)
+        image = io.BytesIO()
+        figure.savefig(image, format="png", metadata={"Software": None})
+    return image.getvalue()
+
+
+FIGURES = {"times": _times_figure, "replay": _replay_figure, "learning": _learning_figure}
+PARTS = (("a. Seconds of a round", _of_times), ("b. Recorded runs, replayed", _of_replays),
+         ("c. Live runs", _of_live))
