@@ -68,7 +68,8 @@ def test_the_command_prints_what_the_run_measured(trained, monkeypatch, capsys):
     runs.reuse_programs(monkeypatch)
     monkeypatch.chdir(runs.ROOT)
     flags = ["--config=tests/tiny_config.py", f"--workdir={trained}", "--config.rl.steps=1",
-             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(6,)", "--config.rollout.slots=(8,)"]
+             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(6,)",
+             "--config.rollout.slots=(8,)"]
     for wanted, more in ((5, []), (4, ["--checkpoint=4"])):
         assert evaluate.main(flags + more) == command_line.DONE
         printed = json.loads(capsys.readouterr().out)
