@@ -9,7 +9,7 @@ import runs
 from dapo_jax import command_line, config, evaluate, setup
 from dapo_jax.envs import pool as pools
 
-LEVELS = {"task.levels": ((1, 1.0), (2, 1.0)), "prompts.buckets": (4, 6)}
+LEVELS = {"task.levels": ((1, 1.0), (2, 1.0)), "prompts.buckets": (6,), "rollout.slots": (8,)}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def _outcomes(changes, times=1):
 def test_an_evaluation_repeats_exactly_and_depends_on_no_shape(monkeypatch):
     runs.reuse_programs(monkeypatch)
     first, second = _outcomes({}, times=2)
-    (other,) = _outcomes({"rollout.slots": (3,), "mesh.data": 1})
+    (other,) = _outcomes({"rollout.slots": (3,), "prompts.buckets": (4, 6)})
     texts = [[row["completion"] for row in one.rows] for one in (first, second, other)]
     assert texts[0] == texts[1] == texts[2]
     assert first.metrics == second.metrics == other.metrics
@@ -68,7 +68,8 @@ def test_the_command_prints_what_the_run_measured(trained, monkeypatch, capsys):
     runs.reuse_programs(monkeypatch)
     monkeypatch.chdir(runs.ROOT)
     flags = ["--config=tests/tiny_config.py", f"--workdir={trained}", "--config.rl.steps=1",
-             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(4,6)"]
+             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(6,)",
+             "--config.rollout.slots=(8,)"]
     for wanted, more in ((5, []), (4, ["--checkpoint=4"])):
         assert evaluate.main(flags + more) == command_line.DONE
         printed = json.loads(capsys.readouterr().out)
@@ -103,7 +104,7 @@ def test_untrained_weights_are_evaluated_into_a_page(tmp_path, monkeypatch, caps
     monkeypatch.chdir(runs.ROOT)
     page = tmp_path / "out" / "page.html"
     flags = ["--config=tests/tiny_config.py", "--workdir=none", f"--page={page}",
-             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(4,6)",
+             "--config.task.levels=((1,1.0),(2,1.0))", "--config.prompts.buckets=(6,)",
              "--config.rl.prompts_per_step=1000"]  # more than there are: nothing is trained
     assert evaluate.main(flags) == command_line.DONE
     printed = json.loads(capsys.readouterr().out)
