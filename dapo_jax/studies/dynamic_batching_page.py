@@ -105,8 +105,8 @@ def _of_times(found: findings.Findings) -> list[str]:
     rows = [(name, claims.text(one.round, 4), claims.text(one.sample, 6), f"{one.r_squared:.4f}",
              f"{one.r_squared_medians:.4f}", f"{one.deviation:.3g}") for name, one in fits.items()]
     return [f"{len(found.times.rows)} calls of the engine of training, after the warm start. "
-            "Shares of a round and replays use the line of their own G: the common one books what a "
-            "prompt costs beside its samples as the round's.", "",
+            "Shares of a round and replays use the line of their own G: the common one books what "
+            "a prompt costs beside its samples as the round's.", "",
             *table(("clock", "a: seconds of a round", "c: seconds of a sample", "R2, all calls",
                     "R2, medians of a size", "residual deviation, s"), rows)]
 
