@@ -106,7 +106,7 @@ def test_an_unfinished_recording_is_not_replayed(where, tmp_path):
 def test_replays_use_the_costs_that_were_measured(found):
     one = found.replays[8]
     row = next(row for row in one.here.rows if row.name == "fixed 1 N")
-    costs = findings.costs(found.times)
+    costs = findings.costs(found.times, 8)
     assert (costs.round, costs.sample) == pytest.approx((5.0, 1e-2), rel=0.02)
     assert row.seconds.mean == pytest.approx(
         row.rounds * costs.round + row.samples * costs.sample, rel=1e-6)
@@ -146,9 +146,18 @@ def test_the_summary_puts_a_claim_where_its_verdict_belongs(source, verdict, pla
 
 def test_costs_of_a_fit_that_is_noise_stay_positive():
     noise = [row | {"seconds": 1.0 - 1e-5 * row["prompts"]} for row in calls(0, 0)]
-    fitted = findings.round_times.fit_times(noise)
-    costs = findings.costs(findings.Times(noise, fitted, fitted))
-    assert fitted.sample.mean < 0 < costs.sample <= costs.round
+    times = findings.fitted(noise)
+    costs = findings.costs(times, 8)
+    assert times.by_size[8].sample.mean < 0 < costs.sample <= costs.round
+
+
+def test_a_prompt_with_a_cost_of_its_own_is_not_booked_as_the_round():
+    rows = [row | {"seconds": 0.02 + 0.002 * row["prompts"] + 1e-4 * row["prompts"]
+                   * row["samples"]} for row in calls(0, 0)]
+    times = findings.fitted(rows)
+    for size in (8, 16, 32):
+        assert findings.costs(times, size).round == pytest.approx(0.02)
+    assert times.wall.round.mean > 0.1  # of all sizes together
 
 
 # -------------------------------------------------------------------------------------- the command

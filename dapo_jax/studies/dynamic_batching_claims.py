@@ -96,10 +96,10 @@ def _of_times(found: findings.Findings) -> list[Claim]:
         f"a = {text(fitted.round, 4)} s, c = {text(fitted.sample, 6)} s; R2 = "
         f"{fitted.r_squared:.3f} of all calls, {fitted.r_squared_medians:.3f} of medians",
         LINE if straight else "a line describes it only roughly")]
-    for size in sorted({row["samples"] for row in found.times.rows}):
+    for size, own in found.times.by_size.items():
         count = 3 * SOURCE_GROUPS * size
-        share = comparison.Interval(*(100 * value / (value + fitted.sample.mean * count) for value
-                                      in (fitted.round.mean, fitted.round.low, fitted.round.high)))
+        share = comparison.Interval(*(100 * value / (value + own.sample.mean * count) for value
+                                      in (own.round.mean, own.round.low, own.round.high)))
         reported = 100 * source.round / (source.round + source.sample * count)
         lines.append(Claim(
             f"several small rounds cost more than one larger one: a is a large part of a round of "

@@ -33,6 +33,7 @@ class Times:
     rows: Sequence[Mapping[str, Any]]
     wall: round_times.Fitted
     processor: round_times.Fitted
+    by_size: Mapping[int, round_times.Fitted]  # G -> of its calls alone, wall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +75,28 @@ def _times(path: pathlib.Path, missing: list[str]) -> Times | None:
     if not path.is_file():
         missing.append(f"seconds of a round: {path.name} does not exist")
         return None
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return Times(rows, round_times.fit_times(rows), round_times.fit_times(rows, "processor"))
+    return fitted(json.loads(path.read_text(encoding="utf-8"))["rows"])
 
 
-def costs(times: Times) -> simulation.Costs:
-    """Of this machine, for the replays: a round costs at least what a sample costs, and a sample
-    a thousandth of the mean call's share, so that a fit of noise does not turn signs."""
+def fitted(rows: Sequence[Mapping[str, Any]]) -> Times:
+    """The lines through the rows of round_times, all together and for each group size."""
+    return Times(rows, round_times.fit_times(rows), round_times.fit_times(rows, "processor"), {
+        size: round_times.fit_times([row for row in rows if row["samples"] == size])
+        for size in sorted({row["samples"] for row in rows})})
+
+
+def costs(times: Times, size: int) -> simulation.Costs:
+    """Of this machine for groups of `size`, by the line of its own calls.
+
+    The common line books a prompt's own cost, which it has beside its samples, as the round's. A
+    round costs at least what a sample costs, and a sample a thousandth of the mean call's share,
+    so that a fit of noise does not turn signs.
+    """
+    line = times.by_size.get(size, times.wall)
     seconds = sum(row["seconds"] for row in times.rows)
     least = 1e-3 * seconds / sum(row["prompts"] * row["samples"] for row in times.rows)
-    sample = max(times.wall.sample.mean, least)
-    return simulation.Costs(max(times.wall.round.mean, sample), sample)
+    sample = max(line.sample.mean, least)
+    return simulation.Costs(max(line.round.mean, sample), sample)
 
 
 def _replay(workdir: pathlib.Path, size: int, times: Times | None,
@@ -100,7 +112,7 @@ def _replay(workdir: pathlib.Path, size: int, times: Times | None,
         return dataclasses.replace(made, title=f"G = {size}, {place}")
 
     return Replay(groups, len(found.steps), float(np.mean(np.concatenate(found.informative))),
-                  times and section(costs(times), "costs of this machine"),
+                  times and section(costs(times, size), "costs of this machine"),
                   section(SOURCE_COSTS, "costs of the source"))
 
 

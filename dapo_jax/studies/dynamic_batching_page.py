@@ -100,10 +100,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _of_times(found: findings.Findings) -> list[str]:
     if found.times is None:
         return []
+    fits = {"wall": found.times.wall, "processor": found.times.processor} | {
+        f"wall, G = {size} alone": one for size, one in found.times.by_size.items()}
     rows = [(name, claims.text(one.round, 4), claims.text(one.sample, 6), f"{one.r_squared:.4f}",
-             f"{one.r_squared_medians:.4f}", f"{one.deviation:.3g}")
-            for name, one in (("wall", found.times.wall), ("processor", found.times.processor))]
-    return [f"{len(found.times.rows)} calls of the engine of training, after the warm start.", "",
+             f"{one.r_squared_medians:.4f}", f"{one.deviation:.3g}") for name, one in fits.items()]
+    return [f"{len(found.times.rows)} calls of the engine of training, after the warm start. "
+            "Shares of a round and replays use the line of their own G: the common one books what "
+            "a prompt costs beside its samples as the round's.", "",
             *table(("clock", "a: seconds of a round", "c: seconds of a sample", "R2, all calls",
                     "R2, medians of a size", "residual deviation, s"), rows)]
 

@@ -87,7 +87,8 @@ def fit_times(rows: Sequence[Mapping[str, float]], clock: str = "seconds") -> Fi
 
 
 def _explained(values: np.ndarray, rest: np.ndarray) -> float:
-    return float(1 - np.sum(rest ** 2) / np.sum((values - np.mean(values)) ** 2))
+    spread = np.sum((values - np.mean(values)) ** 2)
+    return float(1 - np.sum(rest ** 2) / spread) if spread else float("nan")
 
 
 def _sizes(name: str, text: str, most: int) -> list[int]:
