@@ -41,7 +41,7 @@ def run(folder, name, arguments):
 
 
 def test_readme_names_only_commands_that_are_tried_here():
-    tried = {"train", "evaluate", "report", "export", "reproduce"}
+    tried = {"train", "evaluate", "report", "export", "generate", "bench", "reproduce"}
     for line in commands():
         if line[0].startswith("launch/"):
             assert (ROOT / line[0]).is_file()
@@ -61,6 +61,10 @@ def test_commands_on_the_default_run_work(tmp_path):
     figures = json.loads(run(tmp_path, "evaluate", evaluation + SHORT))
     last = json.loads((tmp_path / "mine/metrics.jsonl").read_text().splitlines()[-1])
     assert figures["eval/avg@2"] == last["eval/avg@2"]
+    generate, = of("generate", real=False)
+    assert len(run(tmp_path, "generate", generate + SHORT).splitlines()) == 4
+    bench, = of("bench", real=False)
+    assert "row use" in run(tmp_path, "bench", [*bench, *SHORT, "--repeats=1"])
     for arguments in of("report", real=False):
         run(tmp_path, "report", arguments)
         assert "Held-out accuracy" in (tmp_path / "mine/report.html").read_text()
