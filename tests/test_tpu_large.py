@@ -1,5 +1,5 @@
-"""Updates of large models, compiled by the real TPU compiler for slices that are not there: bytes on
-each chip, the arrays that exist, and what the chips send each other."""
+"""Updates of large models, compiled by the real TPU compiler for slices that are not there: bytes
+on each chip, the arrays that exist, and what the chips send each other."""
 
 import re
 
