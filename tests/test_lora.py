@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import jax
@@ -120,6 +121,21 @@ def test_the_folder_holds_what_peft_s_names_and_formula_say(tmp_path, params, ad
             atol=1e-6)
         seen += 1
     assert 2 * seen == len(arrays) == 24
+
+
+@pytest.mark.slow
+def test_attached_takes_less_memory_than_merged_since_no_matrix_gets_a_gradient():
+    spec = dataclasses.replace(SPEC, layers=8, d_model=256, ff=1024, remat="full")
+    shapes = jax.eval_shape(lambda: (transformer.init(spec, jax.random.key(0)),
+                                     lora.init(spec, CFG, jax.random.key(0))))
+
+    def temporary(adapted):
+        total = lambda adapter, tree: tiny.full_logits(  # noqa: E731
+            spec, adapted(tree, adapter, CFG), TOKENS).sum()
+        gradient = jax.jit(jax.grad(total))
+        return gradient.lower(*shapes[::-1]).compile().memory_analysis().temp_size_in_bytes
+    matrices = sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes[0]["blocks"]))
+    assert temporary(lora.merge) > matrices > 3 * temporary(lora.attach)
 
 
 @pytest.mark.slow

@@ -46,7 +46,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def param_shardings(mesh: Mesh, spec: ModelSpec) -> types.Tree:
     """A sharding for every parameter; an axis that its mesh axis does not divide stays whole."""
     shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
-    names = transformer.logical_axes(spec)
+    return tree_shardings(mesh, shapes, transformer.logical_axes(spec))
+
+
+def tree_shardings(mesh: Mesh, shapes: types.Tree, names: types.Tree) -> types.Tree:
+    """A sharding for every leaf of `shapes` from its axes' logical names, such as an adapter's."""
     return jax.tree.map(lambda leaf, axes: _param_sharding(mesh, leaf.shape, axes), shapes, names)
 
 
