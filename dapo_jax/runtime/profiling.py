@@ -18,5 +18,7 @@ def traced(workdir: str, *, step: int, wanted: Collection[int]) -> Iterator[None
         yield
         return
     folder = pathlib.Path(workdir) / "profile" / f"step_{step:06d}"
-    with jax.profiler.trace(str(folder), create_perfetto_trace=True):
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # each Python call would slow the step and fill the trace
+    with jax.profiler.trace(str(folder), create_perfetto_trace=True, profiler_options=options):
         yield
