@@ -77,9 +77,12 @@ def test_ctrl_c_in_the_middle_of_scoring_leaves_no_process(tmp_path):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
+    # A shell's job in the background starts with Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         pool.score(workers, ["setsid"], [{"note": str(note), "end": "hang"}])
+    signal.signal(signal.SIGINT, before)
     assert all(pool_runs.gone(pid) for pid in [*pids, int(note.read_text())])
 
 

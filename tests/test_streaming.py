@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import types
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import tiny
 
 from dapo_jax import command_line, config
 from dapo_jax.dynamic_sampling import controller, gather
+from dapo_jax.envs import parts
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect, streaming
 from dapo_jax.text import tokenizer as tokenizers
@@ -23,6 +25,9 @@ LETTERS = tokenizers.Tokenizer(
 @pytest.fixture(scope="module")
 def params():
     return tiny.params()
+
+
+NO_POOL = types.SimpleNamespace(weights=parts.weights(()))  # its `score` is replaced
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ def source(monkeypatch, engine):
         rl=config.Phase(prompts_per_step=4, samples_per_prompt=4))
     size = collect.settings(cfg, cfg.rl, filter_enabled=True)
     return collect.Source(engine, jax.random.key(7), tiny.table((4, 3, 7, 1, 5, 2, 6, 3) * 4),
-                          LETTERS, pool="the pool", overlong=config.Overlong(cache=2, factor=0.5),
+                          LETTERS, pool=NO_POOL, overlong=config.Overlong(cache=2, factor=0.5),
                           size=size)
 
 
