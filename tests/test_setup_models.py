@@ -1,9 +1,12 @@
 """Which model and tokenizer a configuration gives, and which do not go together."""
 
+import dataclasses
+
 import hf_models
 import pytest
 
 from dapo_jax import config, config_checks, setup
+from dapo_jax.learner import packing
 from dapo_jax.models import presets
 
 
@@ -51,3 +54,20 @@ def test_a_tokenizer_smaller_than_the_embedding_is_not(tmp_path):
     path = hf_models.save(hf_models.model("llama"), tmp_path / "model")
     parts = setup.prepare(settings(source="folder", path=str(path)))
     assert parts.spec.vocab == parts.tokenizer.vocab_size == 64
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"packed_prompts": 4}, "config.rl.packed_prompts = 4 holds no prompt of 16 tokens"),
+    ({"microbatch_tokens": 20}, "config.rl.microbatch_tokens = 20 is too few .* at least 144")])
+def test_microbatches_that_hold_too_little_are_refused(changes, message):
+    cfg = settings()
+    with pytest.raises(config.ConfigError, match=message):
+        setup.prepare(dataclasses.replace(cfg, rl=dataclasses.replace(cfg.rl, **changes)))
+
+
+def test_packed_microbatches_take_their_shape_from_the_phase():
+    cfg = settings()
+    rl = dataclasses.replace(cfg.rl, packed_prompts=32, packed_rows=3, microbatch_tokens=200)
+    (phase,) = setup.prepare(dataclasses.replace(cfg, rl=rl)).phases
+    assert packing.shapes(phase.pack) == [(32, 8)] and phase.pack.packed
+    assert packing.slots_of(phase.pack, 32, 8) == 200 // (32 + 3 * 8)
