@@ -241,6 +241,7 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
         batch.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
         table=run.parts.train_table, shape=phase.pack,
         max_length=phase.pack.completion_buckets[-1])
+    padding = packing.padding([batch for one in work for batch in one.batches])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,
                           reference=phase_run.reference)
@@ -252,7 +253,7 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     _keep_failed(run, fetched, work, step)
     tokens = epochs * sum(one.tokens for one in work)
     values |= {"policy/updates": len(fetched), "time/pack": packed - begun, "time/update": seconds,
-               "tokens_per_second/update": tokens / seconds}
+               "update/padding": padding, "tokens_per_second/update": tokens / seconds}
     state = dataclasses.replace(batch.state, train=train_state, step=np.asarray(step, np.int32))
     return state, values
 

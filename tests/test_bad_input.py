@@ -109,6 +109,7 @@ COMMANDS = [
     ("--config.rl.optimizer.schedule=linear --config.rl.optimizer.warmup_updates=6",
      ("warmup_updates is 6", "linear", "6 updates")),
     ("--config.rl.completion_buckets=(2,)", ("config.rl.completion_buckets", "4")),
+    ("--config.lora.rank=4", ("config.lora.rank", "4", "no run trains one")),
     ("--config.mesh.data=5", ("config.mesh", "5 x 1 x 1", "4 are here")),
     ("--config.mesh.data=4 --config.mesh.fsdp=2", ("config.mesh", "4 x 2 x 1", "4 are here")),
     ("--config.mesh.tensor=0", ("config.mesh.tensor", "at least 1")),

@@ -212,7 +212,8 @@ def test_the_second_update_of_a_step_is_off_policy(tmp_path):
 def test_every_line_has_its_names(usual):
     every = {"step", "phase", "compiles"}
     step = {"policy/loss", "policy/entropy", "policy/grad_norm", "policy/lr", "policy/updates",
-            "time/pack", "time/processor", "time/update", "time/step", "tokens_per_second/update"}
+            "time/pack", "time/processor", "time/update", "time/step", "update/padding",
+            "tokens_per_second/update"}
     sampled = {f"{head}/{tail}" for head, tails in {
         "reward": "mean std kept_mean shaped_mean",
         "groups": "all_zero all_one informative kept carried expired in_flight",
