@@ -18,6 +18,7 @@ def quick(monkeypatch):
     monkeypatch.chdir(runs.ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, tokens, use", [
     ("rollout", 4 * 4 * 4, 1.0), ("rollout --lengths=uneven", None, None),
     ("update", 4 * 4 * 4, None)])
@@ -39,6 +40,7 @@ def test_rates_are_work_over_seconds(kind, tokens, use, tmp_path, capsys):
     assert "tokens per second" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_step_is_timed_by_its_phases(tmp_path, capsys):
     out = tmp_path / "bench.json"
     assert bench.main(["step", *FLAGS, f"--out={out}"]) == command_line.DONE
