@@ -210,7 +210,7 @@ def test_a_row_that_ends_takes_the_next_sample_of_its_slot(params, rows):  # pro
     got = run(params, asked, rows=rows, samples=7, stop_ids=stop)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.length, want.length)
-    np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-6)
+    np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
     assert len(set(want.length.ravel().tolist())) > 3
 
 
@@ -220,7 +220,7 @@ def test_a_refilled_slot_sees_nothing_of_who_sat_there(params):
     got, _ = drawn(slots, params, prompts([0, 1, 2, 3]))
     want = run(params, prompts([0, 1, 2, 3]))
     np.testing.assert_array_equal(got.tokens, want.tokens)
-    np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-6)
+    np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5)
 
 
 def begun(params, budget):
