@@ -133,13 +133,13 @@ def pieces(folder: Folder, spec: ModelSpec) -> Iterator[families.Piece]:
         path = folder.path / name
         with _opened(path) as file:
             for tensor in tensors:
-                values = file.get_tensor(tensor)
-                if tensor in wanted:
-                    yield families.Piece(wanted[tensor], wanted[tensor].split(values))
+                if tensor in wanted:  # no name holds the values: the caller lets go of them
+                    yield families.Piece(
+                        wanted[tensor], wanted[tensor].split(file.get_tensor(tensor)))
                 elif tensor == _HEAD:
-                    _compare_head(folder, values)
+                    _compare_head(folder, file.get_tensor(tensor))
                 else:
-                    _compare_frequencies(path, tensor, values, spec)
+                    _compare_frequencies(path, tensor, file.get_tensor(tensor), spec)
 
 
 def _compare_head(folder: Folder, head: np.ndarray) -> None:

@@ -25,17 +25,17 @@ def fill(like: types.Tree, pieces: Iterable[families.Piece]) -> types.Tree:
     stacked = {path: leaf for path, leaf in structs.items() if path[0] == "blocks"}
     arrays = _zeros(stacked)
     for piece in pieces:
-        path, layer = piece.tensor.path, piece.tensor.layer
-        struct = structs[path]
-        part = _to_devices(piece, struct.sharding)
-        if layer is not None:
-            row = mesh_lib.put(np.int32(layer), mesh_lib.replicated(struct.sharding.mesh))
-            part = _writer(struct.sharding, piece.tensor.order)(arrays[path], part, row)
-        elif part.dtype != struct.dtype or piece.tensor.order != tuple(range(part.ndim)):
-            part = _placer(struct.sharding, struct.dtype, piece.tensor.order)(part)
-        arrays[path] = part
-        # Otherwise tensors that wait for their write pile up on the host.
-        arrays[path].block_until_ready()
+        tensor, struct = piece.tensor, structs[piece.tensor.path]
+        # Both waits: otherwise tensors that wait for their copy or their write pile up on the host.
+        part = _to_devices(piece, struct.sharding).block_until_ready()
+        del piece
+        if tensor.layer is not None:
+            row = mesh_lib.put(np.int32(tensor.layer), mesh_lib.replicated(struct.sharding.mesh))
+            part = _writer(struct.sharding, tensor.order)(arrays[tensor.path], part, row)
+        elif part.dtype != struct.dtype or tensor.order != tuple(range(part.ndim)):
+            part = _placer(struct.sharding, struct.dtype, tensor.order)(part)
+        arrays[tensor.path] = part.block_until_ready()
+        del part
     return jax.tree.unflatten(structure, [arrays[path] for path in structs])
 
 
