@@ -9,13 +9,13 @@ WIDTH = 3
 MIXED, RIGHT, WRONG, BROKEN = "mixed", "right", "wrong", "broken"
 
 
-def setup(*, groups=4, samples=2, enabled=True, ladder=(), epochs=0, multiplier=3.0,
+def setup(*, groups=4, samples=2, enabled=True, epochs=0, multiplier=3.0,
           kind="fixed", **dynamic) -> controller.CollectSettings:
     return controller.CollectSettings(
         groups=groups, samples_per_prompt=samples, filter_enabled=enabled, filter=config.Filter(),
         dynamic=config.DynamicSampling(
             predictor=config.Predictor(kind=kind, multiplier=multiplier), **dynamic),
-        ladder=ladder, seed=3, epochs=epochs)
+        seed=3, epochs=epochs)
 
 
 class Engine:

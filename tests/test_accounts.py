@@ -14,14 +14,14 @@ from dapo_jax.dynamic_sampling import budget, choice, predictor
 @settings(deadline=None, max_examples=60)
 @given(kind=st.sampled_from(sorted(budget.KINDS)), chosen=st.sampled_from(sorted(choice.KINDS)),
        predicted=st.sampled_from(sorted(predictor.WANTED)), enabled=st.booleans(),
-       groups=st.integers(1, 5), table=st.integers(3, 30), ladder=st.sampled_from([(), (2, 8)]),
+       groups=st.integers(1, 5), table=st.integers(3, 30),
        carry=st.integers(0, 2), share=st.sampled_from([0.0, 0.5]), rounds=st.integers(1, 4),
        policy=st.sampled_from(["partial", "skip"]), failing=st.sampled_from([0.0, 0.5]),
        epochs=st.integers(0, 2), seed=st.integers(0, 99))
 def test_every_prompt_and_sample_is_accounted_for_under_every_budget_and_choice(
-        kind, chosen, predicted, enabled, groups, table, ladder, carry, share, rounds, policy,
+        kind, chosen, predicted, enabled, groups, table, carry, share, rounds, policy,
         failing, epochs, seed):
-    size = setup(groups=groups, samples=6, enabled=enabled, ladder=ladder, kind=predicted,
+    size = setup(groups=groups, samples=6, enabled=enabled, kind=predicted,
                  epochs=epochs, carry_steps=carry, carry_share=share, at_limit=policy,
                  max_rounds=rounds, max_empty_steps=99,
                  budget=config.Budget(kind=kind, first=2, stages=2, least=3),

@@ -204,7 +204,7 @@ def test_prompts_are_counted_in_updates_not_rounds():  # B16
 
 def test_without_a_filter_every_prompt_is_trained_on_once_per_epoch():  # B55
     engine = Engine(lambda group: RIGHT)
-    size = setup(groups=3, enabled=False, epochs=1, ladder=(8, 16))
+    size = setup(groups=3, enabled=False, epochs=1)
     steps = list(run(engine, size, steps=4, table=9))
     trained = [prompt for batch, *_ in steps for prompt in batch.prompt.tolist()]
     assert [len(batch) for batch, *_ in steps] == [6, 6, 6, 0]
@@ -265,15 +265,6 @@ def test_a_group_that_comes_back_without_rows_is_invalid():
     assert (report.asked, report.invalid, report.informative, report.kept) == (8, 4, 4, 4)
 
 
-def test_requests_are_whole_rungs_of_the_ladder():
-    engine = Engine(lambda group: MIXED if group % 3 == 0 else WRONG)
-    for _ in run(engine, setup(groups=6, ladder=(8, 16)), steps=6):
-        pass
-    rungs = {8 * k for k in range(1, 40)}
-    assert engine.asked[0] == 24 and set(engine.asked) <= rungs
-    assert len(engine.plans[0].size) == 24 and set(engine.plans[0].size.tolist()) == {2}
-
-
 def test_the_order_of_returned_rows_changes_nothing():
     def play(shuffle):
         engine = Engine(lambda group: (MIXED, WRONG, MIXED, RIGHT, BROKEN)[group % 5],
@@ -289,7 +280,7 @@ def test_resume_in_the_middle_gives_the_same_plans_and_batches():
     def outcome(group):
         return (MIXED, WRONG, MIXED, RIGHT)[group * 7 % 11 % 4]
 
-    size = setup(kind="window", ladder=(4, 8))
+    size = setup(kind="window")
     whole = Engine(outcome)
     steps = list(run(whole, size, steps=9, table=30))
     _, held, _, state = copy.deepcopy(steps[4])
@@ -375,19 +366,19 @@ def test_metrics_have_their_public_names_and_finite_numbers_where_there_are_any(
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), groups=st.integers(1, 5), samples=st.integers(1, 3),
-       table=st.integers(1, 25), enabled=st.booleans(), ladder=st.sampled_from([(), (4,), (2, 8)]),
-       epochs=st.integers(0, 2), kind=st.sampled_from(["fixed", "window"]), carry=st.integers(0, 2),
+       table=st.integers(1, 25), enabled=st.booleans(), epochs=st.integers(0, 2),
+       kind=st.sampled_from(["fixed", "window"]), carry=st.integers(0, 2),
        policy=st.sampled_from(["partial", "skip"]), rounds=st.integers(1, 3),
        prompts=st.sampled_from([0, 9]))
-def test_every_group_is_accounted_for(data, groups, samples, table, enabled, ladder, epochs, kind,
-                                      carry, policy, rounds, prompts):
+def test_every_group_is_accounted_for(data, groups, samples, table, enabled, epochs, kind, carry,
+                                      policy, rounds, prompts):
     outcomes: dict[int, str] = {}
 
     def outcome(group):
         return outcomes.setdefault(group, data.draw(
             st.sampled_from([MIXED, RIGHT, WRONG, BROKEN])))
 
-    size = setup(groups=groups, samples=samples, enabled=enabled, ladder=ladder, epochs=epochs,
+    size = setup(groups=groups, samples=samples, enabled=enabled, epochs=epochs,
                  kind=kind, carry_steps=carry, at_limit=policy, max_rounds=rounds,
                  max_prompts=prompts, max_empty_steps=99)
     engine, carried_before, trained = Engine(outcome), 0, []

@@ -34,7 +34,7 @@ def test_choice_history_and_carry_are_the_controllers(kind):
     state, carried = controller.init(80, seed=9, cfg=cfg), types.no_samples(1)
     size = gather.CollectSettings(
         groups=6, samples_per_prompt=4, filter_enabled=True, filter=config.Filter(), dynamic=cfg,
-        ladder=(), seed=9, epochs=0)
+        seed=9, epochs=0)
     for step in range(steps):
         def sample(plan, step=step):
             found = rows_of(plan, right[step, plan.prompt])

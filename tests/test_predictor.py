@@ -150,17 +150,6 @@ def test_refill_by_hand():
     assert predictor.refill(12, 96, 20, factor=1.25) == 71  # 15 * 97 / 20.5 = 70.98
 
 
-@pytest.mark.parametrize("count,expected", [
-    (0, 0), (1, 8), (8, 8), (9, 16), (33, 64), (64, 64), (65, 72), (70, 72), (100, 128),
-    (130, 136)])
-def test_requests_are_whole_rungs(count, expected):
-    assert predictor.round_up(count, (8, 16, 32, 64)) == expected
-
-
 def test_rounding_errors_do_not_ask_for_one_more():
     assert 2.2 * 25 > 55
     assert predictor.predict(predictor.init(WINDOW), 25, config.Predictor(multiplier=2.2)) == 55
-
-
-def test_no_ladder_leaves_a_request_as_it_is():
-    assert predictor.round_up(13, ()) == 13

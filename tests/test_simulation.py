@@ -74,7 +74,7 @@ def test_requests_refills_and_carried_groups_are_the_controllers(carry_steps, sh
         flags, 2), groups=groups, steps=steps, costs=COSTS)
     size = controller.CollectSettings(
         groups=groups, samples_per_prompt=2, filter_enabled=True, filter=config.Filter(),
-        dynamic=dataclasses.replace(dynamic, max_prompts=400), ladder=(), seed=0, epochs=0)
+        dynamic=dataclasses.replace(dynamic, max_prompts=400), seed=0, epochs=0)
     state = controller.init(5000, seed=0, cfg=dynamic)
     carried = types.no_samples(1)
     for step in range(steps):

@@ -261,7 +261,7 @@ def test_where_rounds_refill_streaming_takes_fewer_passes_of_the_model(in_flight
 
     size = streaming(groups=8, samples=4, kind="window", in_flight=in_flight, carry_steps=0,
                      max_prompts=400)
-    rounds = dataclasses.replace(size, stream=None, ladder=(8, 16))
+    rounds = dataclasses.replace(size, stream=None)
     assert passes(size, play) < 0.95 * passes(rounds, fake_engine.in_rounds)
 
 

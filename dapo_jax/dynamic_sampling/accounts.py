@@ -40,7 +40,7 @@ class Report:
     asked: int  # prompts sampled
     skipped: int  # turns that prompts lost by their history
     needed: int  # groups missing when the step began
-    predicted: int  # prompts of the first request, before it was rounded to the ladder
+    predicted: int  # prompts of the first request, before limits
     rounds: int
     samples: int
     tokens: int  # of all sampled completions

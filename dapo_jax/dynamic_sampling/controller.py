@@ -84,7 +84,7 @@ def carry_limit(groups: int, cfg: config.DynamicSampling) -> int:
 
 
 def further(progress: Progress, opening: Opening, size: CollectSettings) -> int:
-    """New prompts of the next request, before limits and the ladder; 0: stages alone will do."""
+    """New prompts of the next request, before limits; 0: stages alone will do."""
     if progress.rounds == 0:
         return opening.first
     accepted = int(np.sum(gather.accepted(progress, size)))
@@ -130,8 +130,6 @@ def _gather(progress: Progress, opening: Opening, sample: Sampler,
         if progress.rounds >= size.dynamic.max_rounds or not stages and (stop or not short):
             return gather.close(progress, size=size), stop
         new = 0 if stop else further(progress, opening, size)
-        if new and size.filter_enabled:
-            new = predictor.round_up(stages + new, size.ladder) - stages
         new = min(new, max_prompts(size) - len(progress.entries.prompt))
         progress, plan = gather.plan(progress, new, size=size)
         progress = gather.observe(progress, sample(plan), groups=plan.group, size=size)

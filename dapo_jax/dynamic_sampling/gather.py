@@ -32,7 +32,6 @@ class CollectSettings:
     filter_enabled: bool
     filter: config.Filter
     dynamic: config.DynamicSampling
-    ladder: tuple[int, ...]  # prompts per generate call that are compiled; (): any number
     seed: int
     epochs: int  # 0: endless
     stream: Streaming | None = None  # None: in rounds

@@ -96,14 +96,6 @@ def refill(deficit: float, asked: int, kept: float, *, factor: float) -> int:
     return int(_ceil(factor * max(deficit, 0) * (asked + 1) / (kept + 0.5), np))
 
 
-def round_up(count: int, ladder: tuple[int, ...]) -> int:
-    """The least k times the largest rung, plus one rung for the rest, that holds `count`."""
-    if not ladder:
-        return count
-    whole, rest = divmod(count, max(ladder))
-    return whole * max(ladder) + (min(rung for rung in ladder if rung >= rest) if rest else 0)
-
-
 def acceptance(state: types.PredictorState, *, xp: Any = np) -> Number:
     """Pooled share of informative groups over the window: (sum K + 1/2) / (sum T + 1)."""
     asked, kept = (xp.sum(xp.where(_used(state, xp), values, 0))

@@ -69,7 +69,7 @@ def settings(cfg: config.Config, phase: config.Phase, *,
     return controller.CollectSettings(
         groups=phase.prompts_per_step, samples_per_prompt=phase.samples_per_prompt,
         filter_enabled=filter_enabled, filter=cfg.filter, dynamic=cfg.dynamic_sampling,
-        ladder=rollout.slots, seed=cfg.seed, epochs=phase.epochs,
+        seed=cfg.seed, epochs=phase.epochs,
         stream=stream if rollout.mode == "streaming" else None)
 
 

@@ -31,7 +31,7 @@ MODES = {"rounds": None, "streaming, finish": gather.Streaming(1, "finish"),
 
 def measured(keep, predictor, stream, carry, steps):
     """Means over the steps after the warm-up."""
-    size = setup(groups=32, samples=8, ladder=SLOTS, carry_steps=carry)
+    size = setup(groups=32, samples=8, carry_steps=carry)
     size = dataclasses.replace(size, stream=stream, dynamic=dataclasses.replace(
         size.dynamic, predictor=config.Predictor(**predictor)))
     device, engine = fake_engine.Device(SLOTS, 8, 16), fake_engine.HeavyTail(keep)
