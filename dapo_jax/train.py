@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from dapo_jax import calibration, command_line, config, evaluate, phases, setup, setup_phases, types
-from dapo_jax.dynamic_sampling import controller, order
+from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
 from dapo_jax.learner import step as learner
@@ -229,7 +229,8 @@ def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step:
                             limit=run.parts.cfg.log.samples_per_step)
         samples_log.write(run.workdir, step, rows)
     state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
-    return Batch(state, collected.batch, collect.metrics(collected, step=step))
+    known = history.shares(state.controller.history, source.size.dynamic.history)
+    return Batch(state, collected.batch, collect.metrics(collected, step=step) | known)
 
 
 def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int

@@ -84,3 +84,14 @@ def test_the_table_lists_the_prompts_that_were_sampled():
     assert {name: column.tolist() for name, column in columns.items()} == {
         "prompt": [1, 3], "visits": [1, 1], "mean": [1 / 3, 3 / 7], "trials": [0, 4],
         "streak": [0, 0], "last": [7, 7]}
+
+
+def test_the_shares_say_how_many_prompts_lie_at_each_pass_rate():
+    state = observe(history.init(8), (0, 0, 20, False), (3, 0, 10, False), (5, 20, 20, False),
+                    (6, 4, 7, True))
+    # 1/23, 1/13, 21/23 and 5/10, which opens its tenth; the other four were never scored.
+    found = history.shares(state, CFG)
+    expected = {"history/unseen": 4, "history/rate_0": 2, "history/rate_5": 1, "history/rate_9": 1}
+    assert {name: 8 * value for name, value in found.items() if value} == expected
+    assert len(found) == 1 + history.BINS and sum(found.values()) == pytest.approx(1)
+    assert history.shares(history.init(3), CFG)["history/unseen"] == 1

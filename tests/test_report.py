@@ -3,6 +3,7 @@ import html.parser
 import json
 import re
 
+import matplotlib.figure
 import numpy as np
 import pytest
 
@@ -195,6 +196,18 @@ def test_each_panel_draws_its_metrics_for_one_run_and_two(panel):
     assert plots.draw(panel, {"one": lines}).startswith(PNG)
     assert plots.draw(panel, {"one": lines, "two": lines[:1]}).startswith(PNG)
     assert plots.draw(panel, {"one": [{"step": 1, names[0]: None}]}) is None
+
+
+def test_the_difficulty_map_shows_of_the_prompts_seen_the_share_at_each_pass_rate():
+    lines = [{"step": 4, "history/unseen": 0.5, "history/rate_0": 0.4, "history/rate_1": 0.1},
+             {"step": 6, "history/unseen": 0.0, "history/rate_0": 0.25, "history/rate_1": 0.75}]
+    panel = next(panel for panel in plots.PANELS if panel.kind == "map")
+    axes = matplotlib.figure.Figure().subplots()
+    plots._map(axes, panel, plots._series(panel, lines))
+    drawn = axes.collections[0]
+    np.testing.assert_allclose(drawn.get_array().reshape(2, 2), [[0.8, 0.25], [0.2, 0.75]])
+    corners = drawn.get_coordinates()
+    assert corners[0, :, 0].tolist() == [3.5, 5, 6.5] and corners[:, 0, 1].tolist() == [0, 0.5, 1]
 
 
 def test_the_last_evaluation_is_shown_with_its_data_sets_and_its_page(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 from dapo_jax import config, types
 
 SUCCESS = 0.5  # least task reward of a success
+BINS = 10  # of expected pass rates, in `shares`
 
 
 def init(size: int) -> types.HistoryState:
@@ -77,3 +78,13 @@ def table(state: types.HistoryState, cfg: config.History) -> dict[str, np.ndarra
     return {"prompt": prompt, "visits": state.visits[prompt], "mean": mean(state, cfg)[prompt],
             "trials": state.trials[prompt], "streak": state.streak[prompt],
             "last": state.last[prompt]}
+
+
+def shares(state: types.HistoryState, cfg: config.History) -> dict[str, float]:
+    """How hard the table's prompts are now, under the names of metrics.jsonl: of all prompts, the
+    share never scored and, for each tenth of expected pass rates, the share within it. Sum 1."""
+    seen = state.trials > 0
+    counts, _ = np.histogram(mean(state, cfg)[seen], bins=BINS, range=(0.0, 1.0))
+    result = {"history/unseen": float(np.mean(~seen))}
+    return result | {f"history/rate_{place}": float(count / len(seen))
+                     for place, count in enumerate(counts)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 import matplotlib.axes
+import matplotlib.colors
 import matplotlib.figure
 import matplotlib.lines
 import matplotlib.ticker
@@ -33,7 +34,7 @@ class Panel:
     title: str
     unit: str  # of the vertical axis
     metrics: tuple[tuple[str, str], ...]  # (regular expression, label; \\1 is its group)
-    kind: str = "lines"  # or "stack", "bars"
+    kind: str = "lines"  # or "stack", "bars", "map"
     log: bool = False
     limits: tuple[float | None, float | None] = (None, None)
     note: str = ""
@@ -57,6 +58,10 @@ PANELS = (
     Panel("sampling", "Prompts asked for", "prompts per step", (
         ("sampling/asked", "asked"), ("sampling/needed", "needed"),
         ("sampling/predicted", "predicted")), limits=(0, None)),
+    Panel("difficulty", "Difficulty of the prompts", "expected pass rate", tuple(
+        (f"history/rate_{place}", str(place)) for place in range(10)), kind="map", limits=(0, 1),
+        note="Of the prompts sampled so far, the share at each pass rate as the run knows it. "
+             "Prompts near 0 and 1 seldom give informative groups."),
     Panel("length", "Completion length", "tokens", (
         ("length/mean", "mean"), ("length/max", "longest"), ("eval/length", "held-out mean")),
         limits=(0, None)),
@@ -96,12 +101,12 @@ def draw(panel: Panel, runs: Mapping[str, Lines]) -> bytes | None:
     if not found:
         return None
     with matplotlib.rc_context(STYLE):
-        columns = len(found) if panel.kind == "stack" else 1
+        columns = len(found) if panel.kind in ("stack", "map") else 1
         figure = matplotlib.figure.Figure(figsize=(6.4, 3.3), dpi=130, layout="constrained")
         axes = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
-        if panel.kind == "stack":
+        if panel.kind in ("stack", "map"):
             for one, (name, series) in zip(axes, found.items(), strict=True):
-                _stack(one, panel, series)
+                (_stack if panel.kind == "stack" else _map)(one, panel, series)
                 _phase_border(one, runs[name])
                 if columns > 1:
                     one.set_title(name, fontweight="normal", fontsize=8)
@@ -113,7 +118,7 @@ def draw(panel: Panel, runs: Mapping[str, Lines]) -> bytes | None:
         if columns == 1:
             axes[0].set_title(panel.title)
         else:
-            for one in axes[1:]:
+            for one in axes[1:] if panel.kind == "stack" else ():
                 one.get_legend().remove()
             figure.suptitle(panel.title, x=0.02, ha="left", fontsize=10, fontweight="bold")
         image = io.BytesIO()
@@ -192,6 +197,22 @@ def _stack(axes: matplotlib.axes.Axes, panel: Panel,
     axes.stackplot(steps, heights, labels=list(series), colors=panel.colours, step="mid",
                    alpha=0.85, linewidth=0)
     _legend(axes, axes.get_legend_handles_labels()[0])
+
+
+def _map(axes: matplotlib.axes.Axes, panel: Panel,
+         series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """A column per step, a row per label in order, the darker the larger the row's share."""
+    steps = next(iter(series.values()))[0]
+    parts = np.array([values for _, values in series.values()])
+    total = parts.sum(axis=0)
+    parts = np.where(total > 0, parts / np.maximum(total, 1e-12), np.nan)
+    edges = np.linspace(*panel.limits, len(parts) + 1)
+    middles = (steps[1:] + steps[:-1]) / 2
+    columns = np.concatenate([[steps[0] - 0.5], middles, [steps[-1] + 0.5]])
+    drawn = axes.pcolormesh(columns, edges, parts, cmap="Blues", norm=matplotlib.colors.PowerNorm(
+        0.5, vmin=0, vmax=1), rasterized=True)
+    axes.grid(False)
+    axes.figure.colorbar(drawn, ax=axes, label="share of prompts", ticks=(0, 0.1, 0.3, 0.6, 1))
 
 
 def _legend(axes: matplotlib.axes.Axes, handles: Sequence[Any]) -> None:
