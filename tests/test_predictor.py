@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from dapo_jax import config
 from dapo_jax.dynamic_sampling import predictor
@@ -153,3 +154,21 @@ def test_refill_by_hand():
 def test_rounding_errors_do_not_ask_for_one_more():
     assert 2.2 * 25 > 55
     assert predictor.predict(predictor.init(WINDOW), 25, config.Predictor(multiplier=2.2)) == 55
+
+
+@pytest.mark.parametrize("need,rate,ratio", [
+    (32, 0.37, 200), (32, 0.19, 100), (128, 0.3, 500), (16, 0.6, 50), (16, 0.4, 20), (32, 0.5, 20)])
+def test_second_rounds_are_as_frequent_as_the_predictor_aims_for(need, rate, ratio):
+    """On stationary data: what falls short against the chance of it that each request leaves by
+    the acceptance as the predictor knows it then. (The normal chance behind z is no measure where z
+    is near 0: the request is a whole number, and the number of prompts that it takes is skewed.)"""
+    cfg, draw, steps = config.Predictor(kind="cost_optimal"), np.random.default_rng(need), 1500
+    state = predictor.calibrated(predictor.init(cfg), round_cost=float(ratio), prompt_cost=1.0)
+    short, aimed = [], []
+    for _ in range(steps):
+        asked = predictor.predict(state, need, cfg)
+        short.append(need + draw.negative_binomial(need, rate) > asked)
+        aimed.append(stats.nbinom.sf(asked - need, need, predictor.acceptance(state)))
+        state = predictor.update(state, asked, int(draw.binomial(asked, rate)), cfg=cfg)
+    assert np.mean(short[8:]) == pytest.approx(np.mean(aimed[8:]), abs=0.03)
+    assert 0.01 < np.mean(aimed[8:]) < 0.45
