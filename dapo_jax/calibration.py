@@ -13,6 +13,7 @@ import numpy as np
 from dapo_jax import types
 from dapo_jax.dynamic_sampling import predictor
 from dapo_jax.rollout import collect, engine
+from dapo_jax.runtime import processes
 
 LOG = logging.getLogger(__name__)
 REPEATS = 3  # calls of each size; the fastest counts
@@ -29,7 +30,9 @@ def calibrated(state: types.RunState, source: collect.Source | None) -> types.Ru
     if (source is None or source.size.dynamic.predictor.kind != "cost_optimal"
             or seen.round_cost > 0):
         return state
-    round_cost, prompt_cost = measure(source, state.train.params)
+    measured = measure(source, state.train.params)
+    round_cost, prompt_cost = processes.gather(
+        measured, what="calibration", seconds=source.late_seconds)[0]
     LOG.info("measured: a further round costs %.3g s, a further prompt %.3g s", round_cost,
              prompt_cost)
     seen = predictor.calibrated(seen, round_cost=round_cost, prompt_cost=prompt_cost)

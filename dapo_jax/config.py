@@ -218,6 +218,12 @@ class Mesh:
 
 
 @dataclasses.dataclass(frozen=True)
+class Processes:
+    late_seconds: float = option(600.0, "a run of several processes stops where one of them has "
+                                 "kept the others waiting for so long")
+
+
+@dataclasses.dataclass(frozen=True)
 class Log:
     samples_per_step: int = option(0, "rollouts written per step; 0: all")
     tensorboard: bool = option(True, "write DIR/tb")
@@ -242,6 +248,7 @@ class Config:
     eval: Evaluation = section(Evaluation)
     checkpoint: Checkpoints = section(Checkpoints)
     mesh: Mesh = section(Mesh)
+    processes: Processes = section(Processes)
     log: Log = section(Log)
 
 

@@ -90,6 +90,7 @@ RANGES = {
     "rollout.min_p": (0, 1), "eval.min_p": (0, 1),
 }
 ABOVE_0 = (
+    "processes.late_seconds",
     "model.rope_base", "model.norm_eps", "lora.alpha",
     "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
     "dynamic_sampling.history.prior_right", "dynamic_sampling.history.prior_wrong",

@@ -71,7 +71,8 @@ def compile_source(
         parts.spec, setup.sampling(parts, **changes), parts.mesh,
         **setup.engine_shape(parts, samples) | {"slots": slots})
     return collect.Source(engine, setup.key(parts, setup.EVALUATION), table, parts.tokenizer, pool,
-                          config.Overlong(), stop_texts=parts.stop_texts)
+                          config.Overlong(), stop_texts=parts.stop_texts,
+                          late_seconds=parts.cfg.processes.late_seconds)
 
 
 def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:

@@ -46,7 +46,8 @@ def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> 
         **setup.engine_shape(parts, phase.cfg.samples_per_prompt))
     size = collect.settings(cfg, phase.cfg, filter_enabled=phase.algorithm.filter)
     return collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
-                          parts.tokenizer, pool, cfg.overlong, size, parts.stop_texts)
+                          parts.tokenizer, pool, cfg.overlong, size, parts.stop_texts,
+                          cfg.processes.late_seconds)
 
 
 def _reference(

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -150,8 +149,9 @@ def _longest(tokens: Sequence[np.ndarray]) -> int:
 
 def key(parts: Model, purpose: int) -> jax.Array:
     """The key of one purpose, on every device of the mesh."""
-    root = jax.random.fold_in(jax.random.key(parts.cfg.seed), purpose)
-    return mesh_lib.put(root, mesh_lib.replicated(parts.mesh))
+    make = jax.jit(lambda: jax.random.fold_in(jax.random.key(parts.cfg.seed), purpose),
+                   out_shardings=mesh_lib.replicated(parts.mesh))
+    return make()
 
 
 def sampling(parts: Model, **changes: object) -> draw.Sampling:
@@ -169,6 +169,13 @@ def engine_shape(parts: Model, samples: int) -> dict[str, Any]:
     return {"rows": min(rollout.rows or samples, samples), "share": samples,
             "slots": rollout.slots, "chunk": rollout.chunk, "gather": rollout.gather,
             "buckets": parts.cfg.prompts.buckets, "max_context": rollout.max_context}
+
+
+def most_samples(cfg: config.Config) -> int:
+    """Samples that one step, or one evaluation, can ask for, by its bounds."""
+    dynamic, rl = cfg.dynamic_sampling, cfg.rl
+    prompts = dynamic.max_prompts or 20 * rl.prompts_per_step
+    return max(2 * prompts * rl.samples_per_prompt, cfg.eval.prompts * cfg.eval.samples)
 
 
 def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:
@@ -224,5 +231,5 @@ def fresh_train_state(
     structs = update.state_structs(parts.spec, phase.optimizer, parts.mesh)
     placed = jax.tree.map(lambda leaf: leaf.sharding, structs)
     make = jax.jit(phase.optimizer.transform.init, out_shardings=placed.opt_state)
-    updates = mesh_lib.put(jnp.int32(0), placed.updates)
+    updates = mesh_lib.put(np.int32(0), placed.updates)
     return types.TrainState(params, make(params), updates)

@@ -8,8 +8,10 @@ DIR, the run goes on from its newest checkpoint with the numbers it would have h
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Sequence
@@ -23,12 +25,21 @@ from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
-from dapo_jax.runtime import checkpoint, eval_files, failed_updates, metrics, profiling, samples_log
+from dapo_jax.runtime import (
+    checkpoint,
+    eval_files,
+    failed_updates,
+    metrics,
+    processes,
+    profiling,
+    samples_log,
+)
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
+SCORE_BYTES = 32  # about what the rewards of a sample take between processes
 # May differ between a run and its continuation: they do not change what is computed.
-FREE = ("_environment", "checkpoint", "log", "scoring.workers")
+FREE = ("_environment", "checkpoint", "log", "processes", "scoring.workers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +51,10 @@ class Run:
     pool: pools.Pool
     evaluator: evaluate.Evaluator
     checkpoints: checkpoint.ocp.CheckpointManager
-    writer: metrics.Writer
-    progress: metrics.Progress
-    signals: list[int]  # received so far
+    writer: metrics.Writer | None  # None: another process writes the files
+    progress: metrics.Progress | None
+    signals: list[int]  # that this process received
+    agreed: list[int]  # signals that all know of: the run ends in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +74,10 @@ def train(cfg: config.Config, workdir: str) -> int:
         pool = stack.enter_context(pools.open(
             parts.reward, cfg.scoring, weights=cfg.task.reward_weights))
         evaluate.check(parts, pool)
-        _claim(workdir, cfg)
-        stack.enter_context(checkpoint.sole_use(workdir))
+        processes.first_alone(
+            functools.partial(_claim, workdir, cfg, stack), what="claim of the work directory",
+            seconds=cfg.processes.late_seconds)
+        _check_shared(workdir)
         _log_start(parts)
         manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
         stack.callback(checkpoint.close, manager)
@@ -76,16 +90,17 @@ def train(cfg: config.Config, workdir: str) -> int:
             LOG.info("%s: going on after step %d", workdir, state.step)
         done = int(state.step) if found else -1
         run = _open(parts, workdir, pool, manager, signals, stack, done=done)
+        processes.compile_exchanges(setup.most_samples(cfg) * SCORE_BYTES)
         try:
             state = _phases(run, state, new=not found)
         except controller.LimitReached as limit:
             LOG.error("stopped: %s", limit)
             return command_line.LIMIT
-        if not signals:
+        if not run.agreed:
             return command_line.DONE
         checkpoint.save(manager, state)
-    LOG.warning("signal %d: saved after step %d; start again to go on", signals[0], state.step)
-    return 128 + signals[0]
+    LOG.warning("signal %d: saved after step %d; start again to go on", run.agreed[0], state.step)
+    return 128 + run.agreed[0]
 
 
 def _log_start(parts: setup.Parts) -> None:
@@ -96,8 +111,9 @@ def _log_start(parts: setup.Parts) -> None:
         LOG.warning("records left out: %s", ", ".join(left_out))
 
 
-def _claim(workdir: str, cfg: config.Config) -> None:
-    """Refuse a directory of another configuration; write this one into a new directory."""
+def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
+    """Refuse a directory of another configuration; write this one into a new directory, and hold
+    it while the run lasts."""
     steps_free = cfg.rl.optimizer.schedule == "constant"
     values = config.to_json(cfg)
     checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
@@ -106,6 +122,15 @@ def _claim(workdir: str, cfg: config.Config) -> None:
     except OSError as error:
         raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
                                  "a directory of yours, or a new name?") from error
+    stack.enter_context(checkpoint.sole_use(workdir))
+
+
+def _check_shared(workdir: str) -> None:
+    """Process 0 has written config.json; every process must see it."""
+    if not (pathlib.Path(workdir) / "config.json").is_file():
+        raise config.ConfigError(
+            f"--workdir={workdir}: process {jax.process_index()} does not see what process 0 wrote "
+            "there; give a folder on a disk that all machines share")
 
 
 def _environment() -> dict[str, str]:
@@ -131,13 +156,16 @@ def _open(
 ) -> Run:
     """Compile the evaluation and open the logs, cut after step `done` (-1: nothing is kept)."""
     evaluator = evaluate.compile_evaluator(parts, pool)
+    run = Run(parts, workdir, pool, evaluator, manager, None, None, signals, [])
+    if not processes.main():
+        return run
     samples_log.cut(workdir, done)
     eval_files.cut(workdir, done)
     writer = metrics.open_writer(workdir, resume_step=done, tensorboard=parts.cfg.log.tensorboard)
     stack.callback(metrics.close, writer)
     progress = metrics.open_progress(parts.steps, max(done, 0))
     stack.callback(metrics.close_progress, progress)
-    return Run(parts, workdir, pool, evaluator, manager, writer, progress, signals)
+    return dataclasses.replace(run, writer=writer, progress=progress)
 
 
 def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
@@ -156,7 +184,7 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
         phase_run = phases.ready(run.parts, phase, run.pool, state, workdir=run.workdir)
         state = calibration.calibrated(state, phase_run.source)
         state = _steps(run, phase_run, state)
-        if run.signals:
+        if run.agreed:
             break
     return state
 
@@ -172,7 +200,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
     begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
-    while not (run.signals or _over(phase, state)):
+    while not (_over(phase, state) or _told_to_stop(run, state)):
         step, used = int(state.step) + 1, time.process_time()
         with jax.transfer_guard("disallow"), profiling.traced(
                 run.workdir, step=step, wanted=cfg.log.profile_steps):
@@ -192,6 +220,17 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
             checkpoint.save(run.checkpoints, state)
             saving = {"time/checkpoint": time.perf_counter() - begun}  # in the next line
     return state
+
+
+def _told_to_stop(run: Run, state: types.RunState) -> bool:
+    """Whether any process got a signal; before that, that all of them hold the same state."""
+    several, after = jax.process_count() > 1, f"after step {int(state.step)}"
+    same = processes.digests(dataclasses.replace(state, train=None)) if several else {}
+    found = processes.gather((same, run.signals[:1]), what=f"agreement {after}",
+                             seconds=run.parts.cfg.processes.late_seconds)
+    processes.check_same([digests for digests, _ in found], where=after)
+    run.agreed.extend(number for _, signals in found for number in signals)
+    return bool(run.agreed)
 
 
 def _next_samples(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
@@ -225,9 +264,10 @@ def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step:
         accepted = np.concatenate([collected.batch.group, collected.buffer.group])
         kept = frozenset(accepted.tolist())
     finally:
-        rows = collect.rows(rounds, run.parts.train_table, step=step, kept=kept,
-                            limit=run.parts.cfg.log.samples_per_step)
-        samples_log.write(run.workdir, step, rows)
+        if run.writer:
+            samples_log.write(run.workdir, step, collect.rows(
+                rounds, run.parts.train_table, step=step, kept=kept,
+                limit=run.parts.cfg.log.samples_per_step))
     state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
     known = history.shares(state.controller.history, source.size.dynamic.history)
     return Batch(state, collected.batch, collect.metrics(collected, step=step) | known)
@@ -264,7 +304,7 @@ def _keep_failed(
 ) -> None:
     """Write down the microbatches of updates that were skipped."""
     for number, found in enumerate(fetched):
-        if found["policy/skipped"].value:
+        if found["policy/skipped"].value and run.writer:
             path = failed_updates.write(run.workdir, work[number % len(work)].batches, step=step,
                                         number=number)
             LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "
@@ -275,21 +315,25 @@ def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:
     begun = time.perf_counter()
     step = int(state.step)
     outcome = evaluate.evaluate(run.evaluator, state.train.params, step=step)
-    evaluate.write(outcome, run.workdir, step=step, cfg=run.parts.cfg.eval)
+    if run.writer:
+        evaluate.write(outcome, run.workdir, step=step, cfg=run.parts.cfg.eval)
     return outcome.metrics | {"time/eval": time.perf_counter() - begun}
 
 
 def _write(run: Run, line: dict[str, object]) -> None:
-    metrics.write(run.writer, line)
-    metrics.advance(run.progress, line)
+    if run.writer:
+        metrics.write(run.writer, line)
+        metrics.advance(run.progress, line)
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     LOG.setLevel(logging.INFO)
     cfg, flags = command_line.parse(
-        arguments, program="python -m dapo_jax.train", purpose=__doc__,
-        extra={"workdir": command_line.Flag(None, "directory of the run; made if missing")})
+        arguments, program="python -m dapo_jax.train", purpose=__doc__, extra={
+            "workdir": command_line.Flag(None, "directory of the run; made if missing"),
+            **processes.FLAGS})
+    processes.start(processes.from_flags(flags))
     return train(cfg, flags["workdir"])
 
 

@@ -17,6 +17,7 @@ from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
 from dapo_jax.rollout import stops
 from dapo_jax.runtime import metrics as metric_lib
+from dapo_jax.runtime import processes
 from dapo_jax.text import tokenizer as tokenizers
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +35,16 @@ class Source:
     overlong: config.Overlong
     size: controller.CollectSettings | None = None  # None: nothing is filtered (evaluation)
     stop_texts: tuple[str, ...] = ()
+    late_seconds: float = 600.0  # that the run's processes wait for each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """Samples of which this process has scored its share; or why it could not."""
+
+    samples: types.Samples
+    texts: list[str]
+    own: pools.Scores | config.ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,18 +90,35 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
     served = engines.sample(source.engine, params, plan, table=source.table, root=source.root,
                             step=step)
     generated = time.perf_counter()
-    one = scored(source, served.samples, step=step)
+    one = scored(source, share_scored(source, served.samples), step=step,
+                 what=f"rewards of step {step}")
     seconds = {"rollout": generated - begun, "reward": time.perf_counter() - generated}
     return dataclasses.replace(one, seconds=seconds, use=served.use)
 
 
-def scored(source: Source, samples: types.Samples, *, step: int) -> Round:
-    """Samples ended at stop texts, with their texts and rewards."""
+def share_scored(source: Source, samples: types.Samples) -> Half:
+    """Samples ended at stop texts, with their texts, and the scores of this process's share."""
     samples = stops.cut(samples, source.tokenizer.spelled, source.stop_texts)
     texts = [decode(source.tokenizer, samples, row) for row in range(len(samples))]
-    records = [source.table.records[prompt] for prompt in samples.prompt]
-    samples, scores = rewards.score(
-        samples, texts, records, pool=source.pool, overlong=source.overlong,
+    mine = processes.share(len(samples))
+    records = [source.table.records[prompt] for prompt in samples.prompt[mine]]
+    try:
+        own = pools.score(source.pool, texts[mine], records)
+    except config.ConfigError as error:  # the others must hear of it
+        own = error
+    return Half(samples, texts, own)
+
+
+def scored(source: Source, half: Half, *, step: int, what: str) -> Round:
+    """Samples with the rewards that all processes found; `what` names the meeting."""
+    samples, texts = half.samples, half.texts
+    found = processes.gather(half.own, what=what, seconds=source.late_seconds)
+    for one in found:
+        if isinstance(one, config.ConfigError):
+            raise one
+    scores = rewards.joined(found, processes.shares(len(samples)), len(samples))
+    samples = rewards.filled(
+        samples, texts, scores, weights=source.pool.weights, overlong=source.overlong,
         max_length=source.engine.sampling.max_new_tokens)
     if scores.errors or scores.timeouts:
         kinds = ", ".join(f"{kind} {count}" for kind, count in scores.failures.items() if count)

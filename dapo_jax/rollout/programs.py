@@ -51,7 +51,8 @@ def compile_programs(
     weights = _compiled(unstack, params, out=_weight_places(spec, mesh, gather=gather))
     ran = {width: _prefilled(spec, mesh, admitted, width) for width in buckets}
     asked = {width: _prompts(admitted, width, split) for width in buckets}
-    log = NamedSharding(mesh, PartitionSpec(None, *SPLIT))
+    # Every process writes down what all of them drew.
+    log = whole if jax.process_count() > 1 else NamedSharding(mesh, PartitionSpec(None, *SPLIT))
     return Programs(
         weights=weights,
         empty={count: _compiled(functools.partial(decode.empty, spec, slots=count, **shape),

@@ -22,6 +22,7 @@ class _Desk:
     """What a step's boundaries share: the state machine, and scores that are on their way."""
 
     flow: stream.Flow
+    step: int
     rounds: list[collecting.Round]  # those whose rewards counted
     jobs: collections.deque[concurrent.futures.Future]  # one per boundary that reported groups
     waited: float = 0.0  # seconds
@@ -39,8 +40,8 @@ def collect(
     """
     begun, size = time.perf_counter(), source.size
     flow = stream.begin(state, carried, step=step, size=size)
-    desk = _Desk(flow, rounds, collections.deque())
-    with _scorer(source, step) as score:
+    desk = _Desk(flow, step, rounds, collections.deque())
+    with _scorer(source) as score:
         served = engines.serve(
             source.engine, params, table=source.table, root=source.root, step=step,
             feed=lambda boundary: _feed(desk, boundary, source, score))
@@ -51,11 +52,11 @@ def collect(
 
 
 @contextlib.contextmanager
-def _scorer(source: collecting.Source, step: int) -> Iterator[Scoring]:
+def _scorer(source: collecting.Source) -> Iterator[Scoring]:
     """A thread that scores; at an error what it has not begun is left undone."""
     executor = concurrent.futures.ThreadPoolExecutor(1, "scoring")
     try:
-        yield lambda samples: executor.submit(collecting.scored, source, samples, step=step)
+        yield lambda samples: executor.submit(collecting.share_scored, source, samples)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -78,7 +79,9 @@ def _count(desk: _Desk, beat: stream.Beat, source: collecting.Source) -> None:
     desk.flow, groups = stream.due(desk.flow, beat, size=source.size)
     left, begun = set(groups.tolist()), time.perf_counter()
     while left:
-        one = desk.jobs.popleft().result()
+        half = desk.jobs.popleft().result()
+        one = collecting.scored(source, half, step=desk.step,
+                                what=f"rewards of step {desk.step}")
         desk.rounds.append(one)
         mine = np.unique(one.samples.group)
         desk.flow = stream.observe(desk.flow, one.samples, groups=mine, size=source.size)

@@ -90,12 +90,26 @@ def _path(path: tuple) -> tuple[str, ...]:
 
 
 def put(tree: types.Tree, sharding: types.Tree) -> types.Tree:
-    """Host arrays to the device, in one call."""
-    return jax.device_put(tree, sharding)
+    """Host arrays to the device, in one call. Each process gives the whole arrays, and the same."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    if isinstance(sharding, NamedSharding):
+        sharding = jax.tree.map(lambda _: sharding, tree)
+    with jax.transfer_guard("allow"):  # it is asked for, as device_put is
+        return jax.tree.map(_spread, tree, sharding)
+
+
+def _spread(leaf: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Of several processes, each puts its own part: device_put would compare the whole arrays."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    leaf = np.asarray(leaf)
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
 
 def fetch(tree: types.Tree) -> types.Tree:
-    """Device arrays to the host, in one call; waits for them."""
+    """Device arrays to the host, in one call; waits for them. Of several processes each must be
+    able to see the whole arrays."""
     return jax.device_get(tree)
 
 

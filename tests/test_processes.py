@@ -1,0 +1,153 @@
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dapo_jax import config
+from dapo_jax.runtime import processes
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+PROBE = """
+import json, sys, time
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from dapo_jax import config
+from dapo_jax.runtime import mesh as mesh_lib, metrics, processes
+
+address, index = sys.argv[1], int(sys.argv[2])
+processes.start(processes.Cluster("manual", address, 2, index, heartbeat_seconds=10))
+found = {"devices": len(jax.devices()), "main": processes.main()}
+share = processes.share(5)
+found["share"] = list(range(5))[share]
+metrics.count_compiles()
+processes.compile_exchanges(5000)
+before = metrics.compile_count()
+large = processes.gather("x" * 4000 if index else "", what="large", seconds=60)
+found["lengths"] = [len(text) for text in large]
+found["again"] = [processes.gather(10 * n + index, what="same name", seconds=60) for n in range(3)]
+found["compiles"] = metrics.compile_count() - before
+
+def refuse():
+    raise config.ConfigError("only process 0 can know")
+
+try:
+    processes.first_alone(refuse, what="refusal", seconds=60)
+except config.ConfigError as error:
+    found["refused"] = str(error)
+
+mesh = mesh_lib.make(config.Mesh(data=2, fsdp=2))
+values = np.arange(16, dtype=np.float32).reshape(8, 2)
+with jax.transfer_guard("disallow"):
+    split = mesh_lib.put(values, mesh_lib.batch_sharding(mesh))
+    pair = mesh_lib.put({"a": np.int32(7), "b": values}, {
+        "a": mesh_lib.replicated(mesh), "b": NamedSharding(mesh, PartitionSpec("data"))})
+total = jax.jit(lambda a, b: a.sum() + b["a"] + b["b"].sum(),
+                out_shardings=mesh_lib.replicated(mesh))
+found["total"] = float(mesh_lib.fetch(total(split, pair)))
+found["rows"] = [shard.data[:, 0].tolist() for shard in split.addressable_shards]
+state = {"order": {"cursor": np.int32(3), "epoch": np.int32(0)}, "step": np.int32(index)}
+digests = processes.gather(processes.digests(state), what="digests", seconds=60)
+try:
+    processes.check_same(digests, where="after step 3")
+except processes.Parted as error:
+    found["parted"] = str(error)
+if index == 1:
+    time.sleep(4)
+begun = time.monotonic()
+try:
+    processes.gather(0, what="rewards of step 4", seconds=1)
+except processes.Parted as error:
+    found["late"], found["waited"] = str(error), time.monotonic() - begun
+print(json.dumps(found), flush=True)
+"""
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What two processes of two devices each say."""
+    address = f"127.0.0.1:{free_port()}"
+    started = [subprocess.Popen(
+        [sys.executable, "-c", PROBE, address, str(index)], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+        for index in range(2)]
+    results = []
+    for process in started:
+        out, error = process.communicate(timeout=120)
+        assert out.strip(), error
+        results.append(json.loads(out.strip().splitlines()[-1]))
+    return results
+
+
+def test_all_see_all_devices_and_one_writes(found):
+    assert [one["devices"] for one in found] == [4, 4]
+    assert [one["main"] for one in found] == [True, False]
+
+
+def test_shares_are_disjoint_and_whole(found):
+    assert [one["share"] for one in found] == [[0, 2, 4], [1, 3]]
+
+
+def test_what_one_knows_all_know_in_the_processes_order_and_nothing_compiles(found):
+    for one in found:
+        assert one["lengths"] == [0, 4000] and one["again"] == [[0, 1], [10, 11], [20, 21]]
+        assert one["compiles"] == 0
+
+
+def test_what_process_0_refuses_all_refuse(found):
+    assert [one["refused"] for one in found] == ["only process 0 can know"] * 2
+
+
+def test_arrays_are_put_in_parts_and_computed_on_together(found):
+    assert [one["total"] for one in found] == [120 + 7 + 120] * 2
+    assert [one["rows"] for one in found] == [[[0, 2], [4, 6]], [[8, 10], [12, 14]]]
+
+
+def test_a_state_that_differs_names_the_field_and_the_process(found):
+    for one in found:
+        assert "after step 3" in one["parted"] and "step (process 1)" in one["parted"]
+        assert "cursor" not in one["parted"]
+
+
+def test_one_that_is_late_ends_the_others_in_time_by_name(found):
+    assert "rewards of step 4" in found[0]["late"] and found[0]["waited"] < 3
+
+
+# ----------------------------------------------------------------------------------------- alone
+
+
+def test_one_process_alone_meets_nobody():
+    assert processes.gather("a", what="x", seconds=0.0) == ["a"]
+    assert processes.share(3) == slice(0, 3, 1) and processes.main()
+    begun = time.monotonic()
+    processes.meet("x", seconds=60)
+    assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize("change,match", [
+    ({"coordinator": ""}, "--coordinator=HOST:PORT"), ({"coordinator": "host"}, "HOST:PORT"),
+    ({"index": 2}, "--process=2"), ({"index": -1}, "from 0 to --processes - 1 = 1")])
+def test_settings_that_contradict_each_other_are_refused(change, match):
+    settings = {"coordinator": "127.0.0.1:1", "count": 2, "index": 0} | change
+    with pytest.raises(config.ConfigError, match=match):
+        processes.start(processes.Cluster("manual", **settings))
+
+
+def test_a_digest_tells_values_shapes_and_types_apart():
+    arrays = [np.zeros(4, np.int32), np.zeros(4, np.float32), np.zeros((2, 2), np.int32),
+              np.array([0, 0, 0, 1], np.int32)]
+    assert len({processes.digests({"a": array})["a"] for array in arrays}) == 4
+    assert processes.digests({"a": arrays[0]}) == processes.digests({"a": arrays[0][::1].copy()})
