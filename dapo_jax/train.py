@@ -78,6 +78,7 @@ def train(cfg: config.Config, workdir: str) -> int:
             functools.partial(_claim, workdir, cfg, stack), what="claim of the work directory",
             seconds=cfg.processes.late_seconds)
         _check_shared(workdir)
+        stack.enter_context(processes.logged(workdir))
         _log_start(parts)
         manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
         stack.callback(checkpoint.close, manager)
@@ -200,7 +201,8 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
     begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
-    while not (_over(phase, state) or _told_to_stop(run, state)):
+    _agree(run, state)  # a signal may have come while this phase compiled
+    while not (run.agreed or _over(phase, state)):
         step, used = int(state.step) + 1, time.process_time()
         with jax.transfer_guard("disallow"), profiling.traced(
                 run.workdir, step=step, wanted=cfg.log.profile_steps):
@@ -209,6 +211,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
         last = _over(phase, state)
         line = {"step": step, "phase": phase.name} | batch.values | values | saving
         line["time/processor"] = time.process_time() - used  # of the step without its evaluation
+        line |= _agree(run, state, seconds=time.perf_counter() - begun)
         if last or (cfg.eval.every and step % cfg.eval.every == 0):
             line |= _evaluate(run, state)
         line["compiles"] = metrics.compile_count() - compiled
@@ -222,15 +225,21 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     return state
 
 
-def _told_to_stop(run: Run, state: types.RunState) -> bool:
-    """Whether any process got a signal; before that, that all of them hold the same state."""
-    several, after = jax.process_count() > 1, f"after step {int(state.step)}"
-    same = processes.digests(dataclasses.replace(state, train=None)) if several else {}
-    found = processes.gather((same, run.signals[:1]), what=f"agreement {after}",
+def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0) -> dict[str, float]:
+    """Hear of signals that any process got, after checking that all hold the same state. `seconds`
+    is what this process was busy for; the metrics name the slowest."""
+    if jax.process_count() == 1:
+        run.agreed.extend(run.signals[:1])
+        return {}
+    after = f"after step {int(state.step)}"
+    same = processes.digests(dataclasses.replace(state, train=None))
+    found = processes.gather((same, run.signals[:1], seconds), what=f"agreement {after}",
                              seconds=run.parts.cfg.processes.late_seconds)
-    processes.check_same([digests for digests, _ in found], where=after)
-    run.agreed.extend(number for _, signals in found for number in signals)
-    return bool(run.agreed)
+    processes.check_same([digests for digests, _, _ in found], where=after)
+    run.agreed.extend(number for _, signals, _ in found for number in signals)
+    busy = [each for _, _, each in found]
+    return {"processes/slowest": int(np.argmax(busy)), "processes/slowest_seconds": max(busy),
+            "processes/mean_seconds": float(np.mean(busy))}
 
 
 def _next_samples(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:

@@ -5,11 +5,15 @@ only one of them knows (the rewards it scored, a signal it received) and, every 
 what must be the same.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import logging
+import os
+import pathlib
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -92,6 +96,27 @@ def _check(cluster: Cluster) -> None:
 def main() -> bool:
     """Whether this is the process that writes the run's files."""
     return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def logged(workdir: str | os.PathLike) -> Iterator[None]:
+    """Of several processes, each writes its messages to DIR/logs/process_0003.log too."""
+    if jax.process_count() == 1:
+        yield
+        return
+    folder = pathlib.Path(workdir) / "logs"
+    folder.mkdir(exist_ok=True)
+    handler = logging.FileHandler(folder / f"process_{jax.process_index():04d}.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    except BaseException:
+        logging.getLogger().exception("ended by an error")
+        raise
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def share(size: int) -> slice:
