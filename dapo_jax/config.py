@@ -78,8 +78,8 @@ class Tokenizer:
 @dataclasses.dataclass(frozen=True)
 class Task:
     name: str = option("arithmetic", "what is asked and how it is scored",
-                       ("arithmetic", "countdown", "reasoning_gym", "math", "multiple_choice",
-                        "jsonl"))
+                       ("arithmetic", "columns", "countdown", "reasoning_gym", "math",
+                        "multiple_choice", "jsonl"))
     dataset: str = option("", "reasoning_gym: the data set (python -m dapo_jax.envs lists them), "
                           "or several with commas between them")
     options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "
@@ -122,8 +122,8 @@ class Task:
     bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
                               ("error", "skip"))
     train_size: int = option(20000, "training problems drawn; of files: limit, 0 none")
-    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic: (digits, share) pairs; "
-                            "digits of both operands, or (left, right)")
+    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic, columns: (digits, share) "
+                            "pairs; digits of both operands, or (left, right)")
     operators: str = option("+", "arithmetic: drawn evenly from these")
     digits: int = option(0, "arithmetic: every number is filled with leading zeros to this many")
     spaced: bool = option(False, "arithmetic: '12 + 35 = ' instead of '12+35='")

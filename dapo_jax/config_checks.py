@@ -121,10 +121,10 @@ def check(cfg: config.Config) -> config.Config:
 
 # Fields of files; fields that only some tasks read.
 _OF_FILES = ("train_path", "eval_path", "train_sources", "eval_sources", "where")
-_DRAWN = ("arithmetic", "countdown", "reasoning_gym")
+_DRAWN = ("arithmetic", "columns", "countdown", "reasoning_gym")
 _READ_BY = {**dict.fromkeys(_OF_FILES, ("math", "multiple_choice", "jsonl")),
             "options": ("countdown", "reasoning_gym"), "dataset": ("reasoning_gym",),
-            "shots": _DRAWN}
+            "shots": ("arithmetic", "countdown", "reasoning_gym")}
 
 
 def _check_task(task: config.Task) -> None:
