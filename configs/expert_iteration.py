@@ -39,7 +39,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.rl.microbatch_slots = 96
     c.rl.optimizer.learning_rate = 2e-4
 
-    c.eval.every = 264
+    c.eval.every = 0  # at the ends of both phases
     c.eval.prompts = 256
-    c.checkpoint.every = 4
+    c.checkpoint.every = 10
     return c
