@@ -1,9 +1,9 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below, and those of config_learner.py and config_dynamic.py, are the only definition of
-every field, default and help text. A configuration file returns `default()` with changes;
-`--config.a.b=v` changes one
-more. Unit of every count is in its help text. None means: what the algorithm's preset says.
+The records below, and those of config_learner.py, config_dynamic.py and config_select.py, are the
+only definition of every field, default and help text. A configuration file returns `default()` with
+changes; `--config.a.b=v` changes one more. Unit of every count is in its help text. None means:
+what the algorithm's preset says.
 """
 
 import dataclasses
@@ -18,9 +18,10 @@ from ml_collections import config_dict
 from dapo_jax.config_dynamic import Budget, Choice, DynamicSampling, History, Predictor
 from dapo_jax.config_fields import ConfigError, option, section
 from dapo_jax.config_learner import AlgorithmChoice, Phase
+from dapo_jax.config_select import Buffer, Select
 
-__all__ = ["AlgorithmChoice", "Budget", "Choice", "ConfigError", "DynamicSampling", "History",
-           "Phase", "Predictor", "option", "section"]
+__all__ = ["AlgorithmChoice", "Budget", "Buffer", "Choice", "ConfigError", "DynamicSampling",
+           "History", "Phase", "Predictor", "Select", "option", "section"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +238,8 @@ class Config:
     filter: Filter = section(Filter)
     dynamic_sampling: DynamicSampling = section(DynamicSampling)
     overlong: Overlong = section(Overlong)
+    select: Select = section(Select)
+    buffer: Buffer = section(Buffer)
     sft: Phase = section(Phase, samples_per_prompt=1, algorithm=AlgorithmChoice(preset="sft"))
     rl: Phase = section(Phase, steps=100)
     eval: Evaluation = section(Evaluation)

@@ -69,6 +69,8 @@ LEAST = {
     "dynamic_sampling.budget.most": 0, "dynamic_sampling.budget.first": 2,
     "dynamic_sampling.budget.stages": 1, "dynamic_sampling.budget.each": 1,
     "dynamic_sampling.choice.longest_gap": 0,
+    "select.ngram": 1, "select.strata": 1,
+    "buffer.capacity": 0, "buffer.replay": 0, "buffer.max_age": 1,
     "overlong.cache": 0, "overlong.factor": 0, "eval.every": 0, "eval.prompts": 1,
     "eval.samples": 1, "eval.top_k": 0, "eval.page_rows": 0,
     "task.shots": 0, "checkpoint.every": 0, "checkpoint.keep": 1,
@@ -112,6 +114,11 @@ def check(cfg: config.Config) -> config.Config:
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
     _check_task(cfg.task)
+    _require((cfg.buffer.replay > 0) == (cfg.buffer.capacity > 0), "buffer.replay",
+             cfg.buffer.replay, f"above 0 exactly if buffer.capacity is, which is "
+             f"{cfg.buffer.capacity}: groups are kept to be learned from again")
+    _require(cfg.buffer.replay <= cfg.buffer.capacity, "buffer.replay", cfg.buffer.replay,
+             f"at most buffer.capacity = {cfg.buffer.capacity}")
     _require(cfg.lora.rank == 0, "lora.rank", cfg.lora.rank,
              "0: adapters are functions so far (models/lora.py), no run trains one yet")
     _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dapo_jax import config, setup_phases, types
+from dapo_jax.buffer import replay
 from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
@@ -214,6 +215,7 @@ def _host_state(parts: Parts) -> dict[str, object]:
         "controller": controller.init(size, seed=cfg.seed, cfg=cfg.dynamic_sampling),
         "demonstrations": order.init(size, cfg.seed),
         "buffer": types.no_samples(cfg.rollout.max_new_tokens),
+        "replay": replay.nothing(cfg.rollout.max_new_tokens) if cfg.buffer.capacity else None,
         "step": np.asarray(0, np.int32)}
 
 
