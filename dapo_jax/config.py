@@ -50,7 +50,8 @@ class Model:
     attention: str = option("auto", "what computes attention: the plain form, the plain form a "
                             "block of queries at a time, cuDNN, a TPU kernel (models/attention.py);"
                             " auto: by the device", ("auto", "xla", "blocked", "cudnn", "tpu"))
-    head_chunk: int = option(1024, "tokens whose logits exist at once")
+    head_chunk: int = option(0, "tokens whose logits exist at once; 0: as many as take 256 MiB, "
+                             "at most 1024")
 
 
 @dataclasses.dataclass(frozen=True)

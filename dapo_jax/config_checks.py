@@ -57,7 +57,7 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
 # Smallest values.
 LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
-    "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
+    "model.head_size": 1, "model.ff": 1, "model.head_chunk": 0, "task.train_size": 0,
     "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1,
     "rollout.top_k": 0, "rollout.max_context": 0, "rollout.reward_lag": 0,
     "scoring.workers": 1, "scoring.memory_mb": 0,

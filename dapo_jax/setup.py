@@ -20,7 +20,7 @@ from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import parts as rewards
 from dapo_jax.learner import algorithms, update
-from dapo_jax.models import attention, gguf, hf, presets, transformer
+from dapo_jax.models import attention, gguf, head, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import loading
@@ -176,7 +176,8 @@ def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:
     """What is static in the phase's updates. Demonstrations were not drawn at any temperature."""
     temperature = parts.cfg.rollout.temperature if phase.name == "rl" else 1.0
     return update.Settings(algorithms.loss_settings(phase.algorithm), temperature,
-                           parts.cfg.model.head_chunk, phase.cfg.optimizer.freeze)
+                           parts.cfg.model.head_chunk or head.chunk_size(parts.spec.vocab),
+                           phase.cfg.optimizer.freeze)
 
 
 def parameter_count(spec: specs.ModelSpec) -> int:
