@@ -1,9 +1,9 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below, and those of config_learner.py and config_dynamic.py, are the only definition of
-every field, default and help text. A configuration file returns `default()` with changes;
-`--config.a.b=v` changes one
-more. Unit of every count is in its help text. None means: what the algorithm's preset says.
+The records below, and those of config_learner.py, config_dynamic.py and config_select.py, are the
+only definition of every field, default and help text. A configuration file returns `default()` with
+changes; `--config.a.b=v` changes one more. Unit of every count is in its help text. None means:
+what the algorithm's preset says.
 """
 
 import dataclasses
@@ -18,9 +18,10 @@ from ml_collections import config_dict
 from dapo_jax.config_dynamic import Budget, Choice, DynamicSampling, History, Predictor
 from dapo_jax.config_fields import ConfigError, option, section
 from dapo_jax.config_learner import AlgorithmChoice, Phase
+from dapo_jax.config_select import Buffer, Select
 
-__all__ = ["AlgorithmChoice", "Budget", "Choice", "ConfigError", "DynamicSampling", "History",
-           "Phase", "Predictor", "option", "section"]
+__all__ = ["AlgorithmChoice", "Budget", "Buffer", "Choice", "ConfigError", "DynamicSampling",
+           "History", "Phase", "Predictor", "Select", "option", "section"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Model:
     attention: str = option("auto", "what computes attention: the plain form, the plain form a "
                             "block of queries at a time, cuDNN, a TPU kernel (models/attention.py);"
                             " auto: by the device", ("auto", "xla", "blocked", "cudnn", "tpu"))
-    head_chunk: int = option(1024, "tokens whose logits exist at once")
+    head_chunk: int = option(0, "tokens whose logits exist at once; 0: as many as take 256 MiB, "
+                             "at most 1024")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +80,8 @@ class Tokenizer:
 @dataclasses.dataclass(frozen=True)
 class Task:
     name: str = option("arithmetic", "what is asked and how it is scored",
-                       ("arithmetic", "countdown", "reasoning_gym", "math", "multiple_choice",
-                        "jsonl"))
+                       ("arithmetic", "columns", "countdown", "reasoning_gym", "math",
+                        "multiple_choice", "jsonl"))
     dataset: str = option("", "reasoning_gym: the data set (python -m dapo_jax.envs lists them), "
                           "or several with commas between them")
     options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "
@@ -122,8 +124,8 @@ class Task:
     bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
                               ("error", "skip"))
     train_size: int = option(20000, "training problems drawn; of files: limit, 0 none")
-    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic: (digits, share) pairs; "
-                            "digits of both operands, or (left, right)")
+    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic, columns: (digits, share) "
+                            "pairs; digits of both operands, or (left, right)")
     operators: str = option("+", "arithmetic: drawn evenly from these")
     digits: int = option(0, "arithmetic: every number is filled with leading zeros to this many")
     spaced: bool = option(False, "arithmetic: '12 + 35 = ' instead of '12+35='")
@@ -243,6 +245,8 @@ class Config:
     filter: Filter = section(Filter)
     dynamic_sampling: DynamicSampling = section(DynamicSampling)
     overlong: Overlong = section(Overlong)
+    select: Select = section(Select)
+    buffer: Buffer = section(Buffer)
     sft: Phase = section(Phase, samples_per_prompt=1, algorithm=AlgorithmChoice(preset="sft"))
     rl: Phase = section(Phase, steps=100)
     eval: Evaluation = section(Evaluation)

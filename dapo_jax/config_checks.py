@@ -57,7 +57,7 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
 # Smallest values.
 LEAST = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
-    "model.head_size": 1, "model.ff": 1, "model.head_chunk": 1, "task.train_size": 0,
+    "model.head_size": 1, "model.ff": 1, "model.head_chunk": 0, "task.train_size": 0,
     "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1,
     "rollout.top_k": 0, "rollout.max_context": 0, "rollout.reward_lag": 0,
     "scoring.workers": 1, "scoring.memory_mb": 0,
@@ -69,6 +69,8 @@ LEAST = {
     "dynamic_sampling.budget.most": 0, "dynamic_sampling.budget.first": 2,
     "dynamic_sampling.budget.stages": 1, "dynamic_sampling.budget.each": 1,
     "dynamic_sampling.choice.longest_gap": 0,
+    "select.ngram": 1, "select.strata": 1,
+    "buffer.capacity": 0, "buffer.replay": 0, "buffer.max_age": 1,
     "overlong.cache": 0, "overlong.factor": 0, "eval.every": 0, "eval.prompts": 1,
     "eval.samples": 1, "eval.top_k": 0, "eval.page_rows": 0,
     "task.shots": 0, "checkpoint.every": 0, "checkpoint.keep": 1,
@@ -113,6 +115,11 @@ def check(cfg: config.Config) -> config.Config:
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
     _check_task(cfg.task)
+    _require((cfg.buffer.replay > 0) == (cfg.buffer.capacity > 0), "buffer.replay",
+             cfg.buffer.replay, f"above 0 exactly if buffer.capacity is, which is "
+             f"{cfg.buffer.capacity}: groups are kept to be learned from again")
+    _require(cfg.buffer.replay <= cfg.buffer.capacity, "buffer.replay", cfg.buffer.replay,
+             f"at most buffer.capacity = {cfg.buffer.capacity}")
     _require(cfg.lora.rank == 0, "lora.rank", cfg.lora.rank,
              "0: adapters are functions so far (models/lora.py), no run trains one yet")
     _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
@@ -122,10 +129,10 @@ def check(cfg: config.Config) -> config.Config:
 
 # Fields of files; fields that only some tasks read.
 _OF_FILES = ("train_path", "eval_path", "train_sources", "eval_sources", "where")
-_DRAWN = ("arithmetic", "countdown", "reasoning_gym")
+_DRAWN = ("arithmetic", "columns", "countdown", "reasoning_gym")
 _READ_BY = {**dict.fromkeys(_OF_FILES, ("math", "multiple_choice", "jsonl")),
             "options": ("countdown", "reasoning_gym"), "dataset": ("reasoning_gym",),
-            "shots": _DRAWN}
+            "shots": ("arithmetic", "countdown", "reasoning_gym")}
 
 
 def _check_task(task: config.Task) -> None:

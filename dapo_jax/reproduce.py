@@ -1,6 +1,7 @@
 """Measure here what a source reports, and say what agrees: one command per study.
 
     python -m dapo_jax.reproduce dynamic_batching --out=DIR [--only=a,b,c] [--seeds=3] [--jobs=1]
+    python -m dapo_jax.reproduce token_loss --out=DIR [--only=loss,advantage] [--seeds=3] [--jobs=1]
 
 Every run is a work directory under DIR; started again with the same DIR, finished runs are left as
 they are and the others go on. The page DIR/STUDY.md and its figures are written from all that is
@@ -17,9 +18,9 @@ from collections.abc import Sequence
 
 from dapo_jax import command_line, config
 from dapo_jax.runtime import status_line
-from dapo_jax.studies import base, dynamic_batching
+from dapo_jax.studies import base, dynamic_batching, token_loss
 
-STUDIES = {"dynamic_batching": dynamic_batching.STUDY}
+STUDIES = {"dynamic_batching": dynamic_batching.STUDY, "token_loss": token_loss.STUDY}
 SOME_FAILED = 1
 PLAIN_SECONDS = 60.0  # between lines of progress that go to a file
 

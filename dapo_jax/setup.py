@@ -13,12 +13,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dapo_jax import config, setup_phases, types
+from dapo_jax.buffer import replay
 from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import parts as rewards
 from dapo_jax.learner import algorithms, update
-from dapo_jax.models import attention, gguf, hf, presets, transformer
+from dapo_jax.models import attention, gguf, head, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import loading
@@ -182,7 +183,8 @@ def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:
     """What is static in the phase's updates. Demonstrations were not drawn at any temperature."""
     temperature = parts.cfg.rollout.temperature if phase.name == "rl" else 1.0
     return update.Settings(algorithms.loss_settings(phase.algorithm), temperature,
-                           parts.cfg.model.head_chunk, phase.cfg.optimizer.freeze)
+                           parts.cfg.model.head_chunk or head.chunk_size(parts.spec.vocab),
+                           phase.cfg.optimizer.freeze)
 
 
 def parameter_count(spec: specs.ModelSpec) -> int:
@@ -221,6 +223,7 @@ def _host_state(parts: Parts) -> dict[str, object]:
         "controller": controller.init(size, seed=cfg.seed, cfg=cfg.dynamic_sampling),
         "demonstrations": order.init(size, cfg.seed),
         "buffer": types.no_samples(cfg.rollout.max_new_tokens),
+        "replay": replay.nothing(cfg.rollout.max_new_tokens) if cfg.buffer.capacity else None,
         "step": np.asarray(0, np.int32)}
 
 

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from dapo_jax import config, types
+from dapo_jax.buffer import replay, select
 from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import hf, transformer
 from dapo_jax.models import spec as specs
@@ -26,6 +27,7 @@ class Phase:
     steps: int
     optimizer: update.Optimizer
     pack: packing.PackShape
+    intake: replay.Intake
 
     @property
     def last_step(self) -> int:
@@ -38,26 +40,56 @@ def phases(
 ) -> tuple[Phase, ...]:
     """The phases that have steps; ConfigError for what cannot be trained."""
     result, first = [], 1
+    intakes = _intakes(cfg)
     for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
         steps = _steps(phase, len(table))
         if not steps:
             continue
-        algorithm = _with_choices(algorithms.resolve(phase.algorithm, where=f"{name}.algorithm"),
-                                  cfg)
+        intake = intakes[name]
+        algorithm = _on_rollouts(name, algorithms.resolve(
+            phase.algorithm, where=f"{name}.algorithm"), intake)
+        algorithm = _with_choices(algorithm, cfg)
         _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
         _check_learning(name, phase, algorithm, spec)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
-            _pack_shape(name, phase, cfg, mesh)))
+            _pack_shape(name, phase, cfg, mesh, intake), intake))
         first += steps
     return tuple(result)
 
 
-def _pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
-                ) -> packing.PackShape:
+def _intakes(cfg: config.Config) -> dict[str, replay.Intake]:
+    """What each phase learns from of its batches: demonstrations are not selected among."""
+    return {"sft": replay.Intake((), config.Buffer(), cfg.seed),
+            "rl": replay.Intake(select.strategies(cfg), cfg.buffer, cfg.seed)}
+
+
+def _on_rollouts(
+    name: str, algorithm: algorithms.Algorithm, intake: replay.Intake
+) -> algorithms.Algorithm:
+    """The algorithm as the phase `rl` runs it: also what is made for demonstrations learns from
+    rollouts there, where some are selected."""
+    if name != "rl":
+        return algorithm
+    if algorithm.samples == "demonstrations" and not intake.strategies:
+        raise config.ConfigError(
+            f"config.rl.algorithm.preset = {algorithm.name!r} learns from demonstrations, or from "
+            "rollouts that are selected: set config.select.strategies, such as "
+            "(('reject_wrong', 0.5),), or a preset that learns from rewards")
+    stale = algorithm.ratio == "none" and algorithm.old_logprobs == "sampler"
+    if intake.buffer.replay and stale and algorithm.advantage != "ones":
+        raise config.ConfigError(
+            f"config.buffer.replay = {intake.buffer.replay} brings back samples of other "
+            f"parameters, which {algorithm.name!r} does not correct for: set "
+            "config.rl.algorithm.old_logprobs to 'recomputed', or leave config.buffer out")
+    return dataclasses.replace(algorithm, samples="rollout")
+
+
+def _pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh,
+                intake: replay.Intake) -> packing.PackShape:
     """The shapes of the phase's microbatches; ConfigError where they hold too little."""
     prompts, completions = cfg.prompts.buckets, config.completion_buckets(phase, cfg.rollout)
-    rows = phase.samples_per_prompt
+    rows = select.most(intake.strategies, phase.samples_per_prompt)
     if phase.packed_prompts:
         if phase.packed_prompts < prompts[-1]:
             raise config.ConfigError(
@@ -110,11 +142,10 @@ def _check_phase(
         raise config.ConfigError(
             f"config.{name}.samples_per_prompt = {phase.samples_per_prompt}: a filter of equal "
             "rewards drops every group of one; set config.filter.enable to False")
-    source = {"sft": "demonstrations", "rl": "rollout"}[name]
-    if algorithm.samples != source:
+    if name == "sft" and algorithm.samples != "demonstrations":
         raise config.ConfigError(
-            f"config.{name}.algorithm.preset = {algorithm.name!r} learns from {algorithm.samples}; "
-            f"config.{name} needs one that learns from {'a ' * (name == 'rl')}{source}")
+            f"config.sft.algorithm.preset = {algorithm.name!r} learns from {algorithm.samples}; "
+            "config.sft needs one that learns from demonstrations")
     if phase.prompts_per_step > len(table):
         raise config.ConfigError(
             f"config.{name}.prompts_per_step = {phase.prompts_per_step}, but the training set has "

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from dapo_jax import calibration, command_line, config, evaluate, phases, setup, setup_phases, types
+from dapo_jax.buffer import replay
 from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
@@ -285,11 +286,12 @@ def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step:
 def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
            ) -> tuple[types.RunState, dict[str, float]]:
     """All updates of the step; the metrics are fetched when they are done."""
-    phase = phase_run.phase
-    begun = time.perf_counter()
+    phase, begun = phase_run.phase, time.perf_counter()
+    kept, selected, values = replay.learned_from(
+        batch.state.replay, batch.samples, phase.intake, step=step)
     work = learner.prepare(
-        batch.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
-        table=run.parts.train_table, shape=phase.pack,
+        selected.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
+        table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,
         max_length=phase.pack.completion_buckets[-1])
     padding = packing.padding([batch for one in work for batch in one.batches])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
@@ -298,13 +300,14 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     train_state, device_values = learner.learn(
         phase_run.programs, batch.state.train, work, epochs=epochs)
     fetched = mesh_lib.fetch(device_values)
-    values = types.results(fetched)
+    values |= types.results(fetched)
     seconds = time.perf_counter() - packed
     _keep_failed(run, fetched, work, step)
     tokens = epochs * sum(one.tokens for one in work)
     values |= {"policy/updates": len(fetched), "time/pack": packed - begun, "time/update": seconds,
                "update/padding": padding, "tokens_per_second/update": tokens / seconds}
-    state = dataclasses.replace(batch.state, train=train_state, step=np.asarray(step, np.int32))
+    state = dataclasses.replace(batch.state, train=train_state, replay=kept,
+                                step=np.asarray(step, np.int32))
     return state, values
 
 

@@ -101,6 +101,18 @@ def concatenate(first: Samples, second: Samples) -> Samples:
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), first, second)
 
 
+@_pytree
+class Selected:
+    """Samples of which some are learned from."""
+
+    samples: Samples  # those that the statistics of advantages count
+    chosen: np.ndarray  # bool[n] learned from
+
+    def take(self, rows: np.ndarray) -> "Selected":
+        """Rows by index or boolean mask."""
+        return Selected(self.samples.take(rows), self.chosen[rows])
+
+
 # --------------------------------------------------------------------------------- host: controller
 
 
@@ -253,6 +265,7 @@ class RunState:
     demonstrations: EpochOrder
     buffer: Samples  # carried groups
     step: np.ndarray  # i32[] steps completed
+    replay: Selected | None = None  # groups learned from that may come again; None: not configured
 
 
 # ------------------------------------------------------------------------------------------ metrics

@@ -137,3 +137,19 @@ def policy_loss(logprobs, old, advantages, weights, entropy, sampled, reference,
             total += weights[row][t] * (weight * loss + kl_coef * kl
                                         - entropy_coef * entropy[row][t])
     return total
+
+
+def ngram_distance(a, b, longest):
+    """Squared distance of two token lists by counts of their runs of 1 to `longest` tokens, each
+    list's counts scaled to norm 1."""
+    def features(tokens):
+        counts = {}
+        for order in range(1, longest + 1):
+            for start in range(len(tokens) - order + 1):
+                run = tuple(tokens[start:start + order])
+                counts[run] = counts.get(run, 0) + 1
+        norm = sum(count ** 2 for count in counts.values()) ** 0.5
+        return {run: count / norm for run, count in counts.items()}
+
+    one, other = features(a), features(b)
+    return sum((one.get(run, 0) - other.get(run, 0)) ** 2 for run in one.keys() | other.keys())

@@ -12,7 +12,7 @@ from test_round_times import calls
 from dapo_jax import config, reproduce
 from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.runtime import checkpoint
-from dapo_jax.studies import base, dynamic_batching, jobs
+from dapo_jax.studies import base, dynamic_batching, jobs, runs
 from dapo_jax.studies import dynamic_batching_claims as claims
 from dapo_jax.studies import dynamic_batching_findings as findings
 from dapo_jax.studies import dynamic_batching_page as page
@@ -198,13 +198,13 @@ def test_an_arm_begins_as_a_copy_of_the_warm_start_under_its_own_settings(tmp_pa
     (warm / "metrics.jsonl").write_text('{"step": 260}\n')
     (warm / "config.json").write_text(json.dumps({"seed": 0, "_environment": {"jax": "x"}}))
     cfg = dataclasses.replace(config.Config(), seed=7)
-    dynamic_batching._adopt(warm, arm, cfg)
+    runs.adopt(warm, arm, cfg)
     checkpoint.check_config(arm, config.to_json(cfg), free=("_environment",))
     assert (arm / "checkpoints/260/weights").read_text() == "w"
     assert (arm / "metrics.jsonl").read_text() == (warm / "metrics.jsonl").read_text()
     (warm / "checkpoints/260/weights").write_text("changed")
     assert (arm / "checkpoints/260/weights").read_text() == "w"  # no link
-    dynamic_batching._adopt(tmp_path / "failed", tmp_path / "other", cfg)
+    runs.adopt(tmp_path / "failed", tmp_path / "other", cfg)
     assert not (tmp_path / "other").exists()  # the run makes its own warm start
 
 

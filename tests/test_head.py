@@ -76,7 +76,9 @@ def test_entropy_has_the_values_computed_by_hand(logits, want):
 def test_logits_of_a_whole_batch_never_exist():
     """Log-probs and entropies of a vocabulary of 150,000 take an eighth of the naive head's peak,
     their gradients included."""
-    tokens, vocab, chunk = 4096, 150_000, 128
+    tokens, vocab = 4096, 150_000
+    chunk = head.chunk_size(vocab)
+    assert chunk == 256
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (
         ((vocab, 16), jnp.float32), ((1, tokens, 16), jnp.float32), ((1, tokens), jnp.int32))]
 
@@ -90,3 +92,9 @@ def test_logits_of_a_whole_batch_never_exist():
         *a, temperature=1.0, chunk=chunk, entropy_gradient=True))
     whole = temporary(lambda *a: naive(*a, 1.0))
     assert whole >= 4 * tokens * vocab and chunked < whole / 8
+
+
+@pytest.mark.parametrize("vocab,expected", [(64, 1024), (65_536, 1024), (65_537, 512),
+                                            (151_936, 256), (10 ** 9, 1)])
+def test_a_chunk_takes_256_MiB_at_most(vocab, expected):
+    assert head.chunk_size(vocab) == expected

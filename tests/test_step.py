@@ -11,9 +11,9 @@ TABLE = tiny.table()
 SHAPE = packing.PackShape(slots=4, rows=2, prompt_buckets=(8,), completion_buckets=(tiny.NEW,))
 
 
-def prepare(samples, shape=SHAPE, algorithm=None, updates=1, table=TABLE):
+def prepare(samples, shape=SHAPE, algorithm=None, updates=1, table=TABLE, chosen=None):
     return step.prepare(samples, algorithm=algorithm or algorithms.dapo(), updates=updates, step=1,
-                        table=table, shape=shape, max_length=tiny.NEW)
+                        table=table, shape=shape, max_length=tiny.NEW, chosen=chosen)
 
 
 def hand_made(completions, *, group, reward, stopped=None, prompt=None, width=tiny.NEW):

@@ -9,7 +9,15 @@ import numpy as np
 
 from dapo_jax import config
 from dapo_jax.data import encoding, files, identity, origins, scan, selection, workers
-from dapo_jax.envs import arithmetic, base, countdown, math, multiple_choice, reasoning_gym
+from dapo_jax.envs import (
+    arithmetic,
+    base,
+    columns,
+    countdown,
+    math,
+    multiple_choice,
+    reasoning_gym,
+)
 
 LOG = logging.getLogger(__name__)
 SPLITS = ("train", "eval")
@@ -217,6 +225,7 @@ CONVERT = {"math": CHECKED, "jsonl": CHECKED,
            "multiple_choice": "dapo_jax.envs.multiple_choice:convert"}
 TASKS = {
     "arithmetic": arithmetic.TASK,
+    "columns": columns.TASK,
     "countdown": countdown.TASK,
     "reasoning_gym": reasoning_gym.TASK,
     "math": math.task(from_files),

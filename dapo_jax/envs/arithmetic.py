@@ -35,10 +35,17 @@ def records(task: config.Task, *, seed: int, split: str, count: int) -> list[bas
     levels run out, fewer records are returned. A fifth of all problems belongs to "eval", the
     rest to "train", whatever the seed; a commuted problem is on the side of its twin.
     """
-    _check(task, split)
+    drawn = problems(task, seed=seed, split=split, count=count)
     pool = _shot_pool(task, seed=seed) if task.shots else []
     return [_record(task, problem, shots=_shots(pool, problem, count=task.shots, seed=seed))
-            for problem in _draw(task, seed=seed, split=split, count=count)]
+            for problem in drawn]
+
+
+def problems(task: config.Task, *, seed: int, split: str, count: int) -> list[Problem]:
+    """The problems that `records` are made of; ConfigError for levels or operators that none
+    have."""
+    _check(task, split)
+    return _draw(task, seed=seed, split=split, count=count)
 
 
 def score(text: str, record: Mapping[str, Any]) -> float:
@@ -165,19 +172,20 @@ def _shots(pool: list[Problem], problem: Problem, *, count: int, seed: int) -> l
 
 
 def _record(task: config.Task, problem: Problem, *, shots: list[Problem]) -> base.Record:
-    solved = [_text(shot, task) + _answer(shot, task) for shot in shots]
-    prompt = "\n".join([*solved, _text(problem, task)])
+    solved = [question(shot, task) + _answer(shot, task) for shot in shots]
+    prompt = "\n".join([*solved, question(problem, task)])
     answer = _answer(problem, task)
     return {"prompt": base.apply_template(task.template, prompt), "answer": answer,
-            "demonstration": answer, "level": _level(problem)}
+            "demonstration": answer, "level": level(problem)}
 
 
-def _level(problem: Problem) -> str:
+def level(problem: Problem) -> str:
+    """The digits of a problem's operands: "2", or "2+3" where they differ."""
     left, right = (len(str(abs(operand))) for operand in (problem[0], problem[2]))
     return str(left) if left == right else f"{left}+{right}"
 
 
-def _text(problem: Problem, task: config.Task) -> str:
+def question(problem: Problem, task: config.Task) -> str:
     """The question; the spaced form ends with a space, where the answer begins."""
     left, operator, right = problem
     left, right = (str(operand).zfill(task.digits) for operand in (left, right))

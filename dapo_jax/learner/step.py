@@ -20,13 +20,17 @@ class Work:
 def prepare(
     samples: types.Samples, *, algorithm: algorithms.Algorithm, updates: int, step: int,
     table: types.PromptTable, shape: packing.PackShape, max_length: int,
+    chosen: np.ndarray | None = None,
 ) -> list[Work]:
     """The step's mini-batches, whole groups each. Advantages are made over the whole batch, weights
     over each mini-batch; one without a loss token is left out (it would change nothing but the
-    optimizer's memory)."""
+    optimizer's memory). `chosen` bool[n]: rows that are learned from, all if None; the others
+    count in the advantages' statistics only."""
     advantage = advantages.ADVANTAGES[algorithm.advantage](
         samples.shaped, samples.group, valid=samples.valid, lengths=samples.length,
         settings=algorithms.advantage_settings(algorithm))
+    if chosen is not None:
+        samples, advantage = samples.take(chosen), advantage[chosen]
     mask = packing.overlong_mask(samples, algorithm.mask_overlong)
     scheme = weights.WEIGHTS.get(algorithm.weights, weights.token)
     work = []

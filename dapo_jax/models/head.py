@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from dapo_jax import types
 from dapo_jax.models import layers, placement
 
+LOGIT_BYTES, MOST_TOKENS = 256 << 20, 1024  # of a chunk by default
+
 
 def logits(params: types.Tree, hidden: jax.Array, *, softcap: float | None = None) -> jax.Array:
     """f32[..., V] (f64 if hidden is) from hidden [..., D]; a tied head is the embedding.
@@ -23,6 +25,12 @@ def logits(params: types.Tree, hidden: jax.Array, *, softcap: float | None = Non
     products = jnp.einsum(letters, hidden, kernel.astype(hidden.dtype),
                           preferred_element_type=layers.wide_dtype(hidden))
     return layers.softcap(products, softcap)
+
+
+def chunk_size(vocab: int) -> int:
+    """Tokens whose logits exist at once if nothing else is asked for: at most 1024, no more than
+    take 256 MiB; a power of two."""
+    return min(MOST_TOKENS, 1 << max(0, (LOGIT_BYTES // (4 * vocab)).bit_length() - 1))
 
 
 class _Form(NamedTuple):

@@ -1,14 +1,11 @@
 """The page of the study of dynamic batching: Markdown, figures and JSON."""
 
 import dataclasses
-import io
 import json
 import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
-import matplotlib
-import matplotlib.axes
 import matplotlib.figure
 import numpy as np
 
@@ -16,7 +13,7 @@ from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.runtime import comparison_page, metrics, plots
 from dapo_jax.studies import dynamic_batching_claims as claims
 from dapo_jax.studies import dynamic_batching_findings as findings
-from dapo_jax.studies import jobs, learning
+from dapo_jax.studies import jobs, learning, pages
 
 NAME = "dynamic_batching"
 NOTES = (
@@ -65,7 +62,7 @@ def _markdown(found: findings.Findings, lines: Sequence[claims.Claim],
     if quick:
         text += ["**--quick: a few steps of a tiny model. No figure here means anything.**", ""]
     text += [*_summary(lines), "## Claims", ""]
-    text += table(("claim", "source", "our command", "our figure", "verdict"),
+    text += pages.table(("claim", "source", "our command", "our figure", "verdict"),
                   [dataclasses.astuple(line) for line in lines])
     text += ["", *(f"- {note}" for note in NOTES), ""]
     for title, part in PARTS:
@@ -91,12 +88,6 @@ def _summary(lines: Sequence[claims.Claim]) -> list[str]:
     return text
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-            for row in (heads, ["---"] * len(heads), *rows)]
-
-
 def _of_times(found: findings.Findings) -> list[str]:
     if found.times is None:
         return []
@@ -107,8 +98,9 @@ def _of_times(found: findings.Findings) -> list[str]:
     return [f"{len(found.times.rows)} calls of the engine of training, after the warm start. "
             "Shares of a round and replays use the line of their own G: the common one books what "
             "a prompt costs beside its samples as the round's.", "",
-            *table(("clock", "a: seconds of a round", "c: seconds of a sample", "R2, all calls",
-                    "R2, medians of a size", "residual deviation, s"), rows)]
+            *pages.table(("clock", "a: seconds of a round", "c: seconds of a sample",
+                          "R2, all calls", "R2, medians of a size", "residual deviation, s"),
+                         rows)]
 
 
 def _of_replays(found: findings.Findings) -> list[str]:
@@ -119,7 +111,7 @@ def _of_replays(found: findings.Findings) -> list[str]:
             lines += [f"### {section.title}", "",
                       f"{one.steps} recorded steps, N = {one.groups}; informative: "
                       f"{100 * one.informative:.1f} % of the prompts.", "",
-                      *table(names, [comparison_page.cells(row) for row in section.rows]), ""]
+                      *pages.table(names, [comparison_page.cells(row) for row in section.rows]), ""]
     return lines
 
 
@@ -151,7 +143,7 @@ def _of_live(found: findings.Findings) -> list[str]:
              "accuracy at the end", "accuracy when the seed's fastest run ends",
              *(f"{clock} to {wanted}" for wanted in claims.WANTED for clock in
                ("seconds", "processor s")))
-    return table(heads, rows)
+    return pages.table(heads, rows)
 
 
 def _reached(runs: dict[int, learning.Curve], wanted: float, clock: str) -> str:
@@ -178,7 +170,7 @@ def _times_figure(found: findings.Findings) -> bytes | None:
         axes.set_ylabel("seconds")
         axes.legend()
 
-    return _png(draw, (6.0, 3.6))
+    return pages.png(draw, (6.0, 3.6))
 
 
 def _replay_figure(found: findings.Findings) -> bytes | None:
@@ -204,7 +196,7 @@ def _learning_figure(found: findings.Findings) -> bytes | None:
         figure.axes[2].set_ylabel("mean reward, all samples")
         figure.axes[0].legend()
 
-    return _png(draw, (9.0, 6.0))
+    return pages.png(draw, (9.0, 6.0))
 
 
 def _smooth(values: np.ndarray, width: int = 10) -> np.ndarray:
@@ -214,15 +206,6 @@ def _smooth(values: np.ndarray, width: int = 10) -> np.ndarray:
     sums, counts = (np.where(before < 0, column, column - column[before])
                     for column in (sums, counts))
     return sums / np.maximum(counts, 1)
-
-
-def _png(draw: Callable[[matplotlib.figure.Figure], None], size: tuple[float, float]) -> bytes:
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=size, dpi=130, layout="constrained")
-        draw(figure)
-        image = io.BytesIO()
-        figure.savefig(image, format="png", metadata={"Software": None})
-    return image.getvalue()
 
 
 FIGURES = {"times": _times_figure, "replay": _replay_figure, "learning": _learning_figure}

@@ -1,0 +1,146 @@
+"""The article's claims on the loss, the advantage and the filter, with a verdict each."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from dapo_jax.dynamic_sampling import comparison
+from dapo_jax.studies import token_loss_findings as findings
+
+TOKEN = "grpo, token"
+MICROBATCH = "grpo, microbatch_token"
+REINFORCE = "reinforce_baseline, token"
+DR_GRPO = "dr_grpo, constant"
+ADVANTAGES = (TOKEN, REINFORCE, DR_GRPO)
+SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
+NO_VERDICT = "no interval, no verdict"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A line of the page's first table."""
+
+    claim: str
+    measure: str
+    setting: str
+    difference: comparison.Interval
+    unit: str
+    verdict: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    """The claim that `own`'s figure lies above (sign 1) or below (-1) `other`'s."""
+
+    claim: str
+    measure: str
+    own: str
+    other: str
+    figure: findings.Figure
+    sign: int
+    percent: bool = False
+
+
+_WRONG = "mean of microbatch means: "
+OF_PAIRS = (
+    _Compared(f"{_WRONG}early training is more aggressive", "gradient norm, first fifth",
+              MICROBATCH, TOKEN, findings.early("gradient norm"), 1, percent=True),
+    _Compared(f"{_WRONG}early training is more aggressive", "entropy, first fifth", MICROBATCH,
+              TOKEN, findings.early("entropy"), -1),
+    _Compared(f"{_WRONG}later it collapses into repetition", "repeatness, last quarter",
+              MICROBATCH, TOKEN, findings.late("repeatness"), 1),
+    _Compared(f"{_WRONG}later it collapses into repetition",
+              "share of repeatness above 0.2, last quarter", MICROBATCH, TOKEN,
+              findings.late("repeating"), 1),
+    _Compared(f"{_WRONG}later the format breaks", "share with an answer, last quarter",
+              MICROBATCH, TOKEN, findings.late("answered"), -1),
+    _Compared(f"{_WRONG}later the format breaks", "share that stopped, last quarter", MICROBATCH,
+              TOKEN, findings.late("stopped"), -1),
+    _Compared(f"{_WRONG}it ends worse", "held-out accuracy, last quarter", MICROBATCH, TOKEN,
+              findings.final_accuracy, -1),
+    _Compared("GRPO is faster early than reinforce_baseline",
+              "gain of held-out accuracy, mean of the first third", TOKEN, REINFORCE,
+              findings.early_accuracy, 1),
+    _Compared("reinforce_baseline is steadier than GRPO",
+              "deviation / mean of the gradient norm after the first fifth", REINFORCE, TOKEN,
+              findings.unsteadiness, -1),
+    _Compared("reinforce_baseline is steadier than GRPO",
+              "largest fall of held-out accuracy below an earlier one", REINFORCE, TOKEN,
+              findings.setback, -1))
+
+
+def arm(kind: str, *, filtered: bool) -> str:
+    """The name of an arm."""
+    return f"{kind}, {'filter' if filtered else 'no filter'}"
+
+
+def claims(found: findings.Findings) -> list[Claim]:
+    """All lines: each comparison with and without the filter, then those of the filter itself."""
+    lines = [_of_pair(one, found, filtered) for one in OF_PAIRS for filtered in (False, True)]
+    lines += [_line("dynamic sampling ends better at equal steps",
+                    "held-out accuracy, last quarter", kind,
+                    _filter_effect(found, kind, findings.final_accuracy), 1)
+              for kind in ADVANTAGES]
+    lines.append(_line("dynamic sampling makes GRPO steadier",
+                       "deviation / mean of the gradient norm after the first fifth", TOKEN,
+                       _filter_effect(found, TOKEN, findings.unsteadiness), -1))
+    lines.append(_line(
+        "dynamic sampling matters more than the kind of advantage",
+        "held-out accuracy, last quarter: gain by the filter, mean over advantages, less the "
+        "best advantage's lead over the worst, mean over both settings", "all advantages",
+        _pipeline(found.arms), 1))
+    return lines
+
+
+def verdict(value: comparison.Interval, sign: int) -> str:
+    """Shown: the whole interval is on the claim's side of 0; contradicted: on the other."""
+    if not math.isfinite(value.low):
+        return NO_VERDICT
+    low, high = sorted((sign * value.low, sign * value.high))
+    if low > 0:
+        return SHOWN
+    return CONTRADICTED if high < 0 else NOT_SHOWN
+
+
+def text(value: comparison.Interval, digits: int = 3) -> str:
+    """Mean and 95 % interval; a dash where there is no mean."""
+    if not math.isfinite(value.mean):
+        return "-"
+    if not math.isfinite(value.low):
+        return f"{value.mean:.{digits}f} (one run)"
+    return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+
+
+def _line(claim: str, measure: str, setting: str, value: comparison.Interval, sign: int,
+          unit: str = "") -> Claim:
+    return Claim(claim, measure, setting, value, unit, verdict(value, sign))
+
+
+def _of_pair(one: _Compared, found: findings.Findings, filtered: bool) -> Claim:
+    own, other = (arm(kind, filtered=filtered) for kind in (one.own, one.other))
+    value = findings.paired(found.arms.get(own, {}), found.arms.get(other, {}), one.figure,
+                            percent=one.percent)
+    return _line(one.claim, one.measure, "filter" if filtered else "no filter", value, one.sign,
+                 "%" if one.percent else "")
+
+
+def _filter_effect(found: findings.Findings, kind: str, figure: findings.Figure
+                   ) -> comparison.Interval:
+    with_, without = (found.arms.get(arm(kind, filtered=filtered), {})
+                      for filtered in (True, False))
+    return findings.paired(with_, without, figure)
+
+
+def _pipeline(arms: Mapping[str, findings.Runs]) -> comparison.Interval:
+    """Over the seeds of which every run is there."""
+    ends = {filtered: [{seed: findings.final_accuracy(one) for seed, one in arms.get(
+        arm(kind, filtered=filtered), {}).items()} for kind in ADVANTAGES]
+        for filtered in (True, False)}
+    seeds = set.intersection(*(set(of) for rows in ends.values() for of in rows))
+    values = []
+    for seed in sorted(seeds):
+        with_, without = ([of[seed] for of in ends[filtered]] for filtered in (True, False))
+        gain = (sum(with_) - sum(without)) / len(ADVANTAGES)
+        leads = [max(rows) - min(rows) for rows in (with_, without)]
+        values.append(gain - sum(leads) / len(leads))
+    return findings.interval(values)

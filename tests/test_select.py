@@ -1,0 +1,242 @@
+"""Strategies that choose samples, against brute force and plain loops."""
+
+import itertools
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo_jax import config, types
+from dapo_jax.buffer import diverse, select
+from dapo_jax.learner import advantages
+
+KEY = select.Key(seed=3, step=10)
+
+
+def made(group, *, reward=None, tokens=None, length=None, born=9, valid=None, shaped=None):
+    """Samples with the given columns; tokens tell rows apart unless given."""
+    n = len(group)
+    group = np.array(group, np.int32)
+    tokens = np.array(tokens if tokens is not None else
+                      np.arange(n * 4).reshape(n, 4), np.int32).reshape(n, -1)
+    width = tokens.shape[1]
+    length = np.full(n, width, np.int32) if length is None else np.array(length, np.int32)
+    reward = np.zeros(n, np.float32) if reward is None else np.array(reward, np.float32)
+    sample = np.array([np.sum(group[:i] == group[i]) for i in range(n)], np.int32)
+    return types.Samples(
+        tokens=tokens, loss_mask=np.arange(width) < length[:, None],
+        logprobs=np.zeros((n, width), np.float32), length=length, stopped=np.ones(n, bool),
+        reward=reward, shaped=reward if shaped is None else np.array(shaped, np.float32),
+        valid=np.ones(n, bool) if valid is None else np.array(valid), group=group,
+        prompt=group, visit=np.zeros(n, np.int32), sample=sample,
+        born=np.broadcast_to(np.array(born, np.int32), (n,)).copy())
+
+
+def configured(*entries, **changes):
+    """The strategies that a configuration names."""
+    return select.strategies(config.Config(
+        select=config.Select(strategies=entries, **{k: v for k, v in changes.items()
+                                                    if k != "evict"}),
+        buffer=config.Buffer(evict=changes.get("evict", "oldest"))))
+
+
+ragged = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.25, 1.0]),
+                            st.integers(1, 4)), min_size=1, max_size=24)
+EACH = [("max_variance", 2), ("max_variance", 3), ("diverse", 2), ("diverse", 3),
+        ("length_strata", 2), ("length_strata", 5)]
+
+
+def from_rows(rows):
+    group, reward, length = zip(*rows)
+    return made(group, reward=reward, length=length,
+                tokens=np.arange(len(rows))[:, None] % 3 + np.arange(4) % 2)
+
+
+# ------------------------------------------------------------------------------- one by one
+
+
+def test_wrong_samples_are_rejected_by_the_raw_reward():
+    samples = made([0, 0, 1], reward=[1, 0.4, 0.5], shaped=[-1, 1, 0])
+    assert select.reject_wrong(samples, KEY, least=0.5).tolist() == [0, 2]
+
+
+@given(rewards=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=9),
+       count=st.integers(2, 6))
+def test_both_ends_have_the_largest_variance_of_all_subsets(rewards, count):
+    """PODS: brute force over every subset."""
+    samples = made([7] * len(rewards), reward=np.zeros(len(rewards)), shaped=rewards)
+    kept = select.max_variance(samples, KEY, count=count)
+    assert len(kept) == min(count, len(rewards))
+    values = np.array(rewards, np.float64)
+    best = max(np.var(values[list(rows)])
+               for rows in itertools.combinations(range(len(rewards)), len(kept)))
+    assert np.var(values[kept]) == pytest.approx(best, rel=1e-9, abs=1e-12)
+
+
+def test_of_equal_rewards_the_key_draws_which_stay():
+    samples = made([0] * 8, reward=[1] * 4 + [0] * 4)
+    kept = [tuple(select.max_variance(samples, select.Key(seed, 1), count=4)) for seed in range(9)]
+    assert all(sum(row < 4 for row in rows) == 2 for rows in kept) and len(set(kept)) > 3
+
+
+def test_distances_count_runs_of_tokens_as_a_plain_loop_does():
+    rng = np.random.default_rng(0)
+    tokens, length = rng.integers(0, 3, (7, 6)), rng.integers(1, 7, 7)
+    texts = [list(row[:n]) for row, n in zip(tokens, length)]
+    for longest in (1, 2, 4):
+        wanted = [[reference.ngram_distance(a, b, longest) for b in texts] for a in texts]
+        got = diverse.ngram_distances(tokens.astype(np.int32), length, longest=longest)
+        np.testing.assert_allclose(got, wanted, atol=1e-9)
+
+
+def test_far_apart_is_within_twice_the_best_radius():
+    """k-centre: brute force over all choices of centres."""
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        points = rng.normal(size=(8, 2))
+        distances = ((points[:, None] - points) ** 2).sum(-1)
+
+        def radius(centres, distances=distances):
+            return np.sqrt(distances[list(centres)].min(axis=0).max())
+
+        chosen = diverse.farthest(distances, 3, first=[0])
+        assert len(set(chosen)) == 3
+        best = min(radius(rows) for rows in itertools.combinations(range(8), 3))
+        assert radius(chosen) <= 2 * best + 1e-9
+
+
+def test_repeats_are_left_out_and_the_odd_one_is_found():
+    texts = [[1, 2, 3, 4]] * 5 + [[9, 8, 7, 6], [1, 2, 3, 5]]
+    samples = made([0] * 7, tokens=texts)
+    kept = [texts[row] for row in select.diverse(samples, KEY, count=2, ngram=2)]
+    assert [9, 8, 7, 6] in kept and len(kept) == 2
+    assert len(select.diverse(samples, KEY, count=5, ngram=2)) == 3  # distinct ones
+
+
+def test_equal_shares_come_from_each_quarter_of_the_lengths():
+    length = np.array([1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 7, 8, 9, 9])
+    samples = made([0] * 16, length=length, tokens=np.zeros((16, 9)))
+    kept = select.length_strata(samples, KEY, count=8, strata=4)
+    assert [int(np.sum((length[kept] >= low) & (length[kept] <= high)))
+            for low, high in ((1, 2), (3, 4), (7, 9))] == [4, 2, 2]
+    more = select.length_strata(samples, KEY, count=10, strata=4)
+    assert len(more) == 10 and np.sum(length[more] >= 7) in (2, 3)
+
+
+@pytest.mark.parametrize("steps, left", [(0, [3]), (1, [2, 3]), (5, [1, 1, 2, 3])])
+def test_groups_over_the_age_leave_whole(steps, left):
+    samples = made([1, 1, 2, 3], born=[5, 5, 9, 10])
+    assert samples.group[select.max_age(samples, KEY, steps=steps)].tolist() == left
+
+
+@pytest.mark.parametrize("evict, left", [("oldest", {4, 6}), ("least_spread", {2, 6})])
+def test_too_many_groups_leave_in_order(evict, left):
+    samples = made([2, 2, 4, 4, 6, 6], reward=[0, 1, 0, 0.5, 1, 0.2], born=[1, 1, 2, 2, 3, 3])
+    rows = select.capacity(samples, KEY, groups=2, evict=evict)
+    assert set(samples.group[rows].tolist()) == left and len(rows) == 4
+    assert len(select.capacity(samples, KEY, groups=9, evict=evict)) == 6
+
+
+def test_any_group_may_leave_at_random():
+    samples = made([1, 2, 3, 4])
+    left = {tuple(select.capacity(samples, select.Key(0, step), groups=2, evict="random"))
+            for step in range(30)}
+    assert len(left) == 6
+
+
+# ------------------------------------------------------------------------------- of all of them
+
+
+@given(rows=ragged, which=st.sampled_from(EACH))
+def test_both_classes_are_kept_where_a_group_had_both(rows, which):
+    samples = from_rows(rows)
+    strategy, = configured(which)
+    kept = strategy.choose(samples, KEY)
+    right = samples.reward >= 0.5
+    for group in np.unique(samples.group):
+        mine = samples.group == group
+        assert len(set(right[mine])) == len(set(right[kept][samples.group[kept] == group]))
+
+
+@given(rows=ragged, which=st.sampled_from([*EACH, ("reject_wrong", 0.5), ("max_age", 1),
+                                           ("capacity", 2)]), order=st.randoms())
+def test_the_rows_chosen_do_not_depend_on_their_order(rows, which, order):
+    samples = from_rows(rows)
+    strategy, = configured(which)
+    shuffled = np.array(order.sample(range(len(rows)), len(rows)))
+    kept = strategy.choose(samples, KEY)
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    again = shuffled[strategy.choose(samples.take(shuffled), KEY)]
+    assert sorted(again.tolist()) == kept.tolist()
+    if strategy.most:
+        assert max(np.bincount(samples.group[kept])) <= strategy.most
+
+
+@given(rows=ragged, which=st.sampled_from(EACH))
+def test_a_group_s_rows_do_not_depend_on_other_groups(rows, which):
+    samples = from_rows(rows)
+    strategy, = configured(which)
+    kept = strategy.choose(samples, KEY)
+    group = samples.group[0]
+    mine = np.flatnonzero(samples.group == group)
+    alone = mine[strategy.choose(samples.take(mine), KEY)]
+    assert alone.tolist() == [row for row in kept if samples.group[row] == group]
+
+
+def test_nothing_is_chosen_of_nothing():
+    for entry in [*EACH, ("reject_wrong", 0.5), ("max_age", 1), ("capacity", 2)]:
+        left = select.apply(configured(entry), types.no_samples(4), KEY)
+        assert len(left.samples) == len(left.chosen) == 0
+
+
+# ------------------------------------------------------------------------- one after another
+
+
+def test_strategies_follow_each_other():
+    samples = made([0] * 4 + [1] * 4, reward=[1, 1, 1, 0, 0, 0, 0, 0],
+                   valid=[True, False, True, True] + [True] * 4)
+    left = select.apply(configured(("reject_wrong", 0.5), ("diverse", 1)), samples, KEY)
+    assert np.sum(left.chosen) == 1 and np.flatnonzero(left.chosen)[0] in (0, 2)
+    left = select.apply((), samples, KEY)
+    assert left.chosen.tolist() == samples.valid.tolist()
+
+
+def advantage(left):
+    """Of the rows of group 0 that are learned from: (reward, advantage) pairs."""
+    one = left.samples
+    values = advantages.dr_grpo(one.shaped, one.group, valid=one.valid, lengths=one.length,
+                                settings=advantages.Settings())
+    rows = left.chosen & (one.group == 0)
+    return list(zip(one.shaped[rows].tolist(), values[rows].tolist()))
+
+
+def test_advantages_count_the_group_as_the_strategy_says():
+    samples = made([0] * 4 + [1] * 4, reward=[1, 0, 0, 0] + [0] * 4, tokens=np.zeros((8, 4)))
+    # Before the selection: 1 - 1/4. After it, of one right and one wrong: 1 - 1/2.
+    before = select.apply(configured(("reject_wrong", 0.5)), samples, KEY)
+    assert len(before.samples) == 8 and advantage(before) == [(1, 0.75)]
+    after = select.apply(configured(("max_variance", 2)), samples, KEY)
+    assert len(after.samples) == 4 and advantage(after) == [(1, 0.5), (0, -0.5)]
+    both = select.apply(configured(("max_variance", 2), ("reject_wrong", 0.5)), samples, KEY)
+    assert advantage(both) == [(1, 0.5)]
+    # A group that leaves whole leaves the statistics, and of the others all stay.
+    whole = select.apply(configured(("reject_wrong", 0.5), ("capacity", 1)), samples, KEY)
+    assert whole.samples.group.tolist() == [0] * 4 and advantage(whole) == [(1, 0.75)]
+
+
+def test_the_most_rows_of_a_group_are_known_beforehand():
+    assert select.most(configured(("reject_wrong", 0.5)), 8) == 8
+    assert select.most(configured(("max_variance", 6), ("diverse", 2)), 8) == 2
+    assert select.most(configured(("max_variance", 12)), 8) == 8
+
+
+@pytest.mark.parametrize("entry, words", [
+    ("diverse", "name and a number"), (("diverse", 2, 3), "name and a number"),
+    (("reject", 0.5), "not known; did you mean reject_wrong"), (("max_variance", 1), "at least 2"),
+    (("diverse", 1.5), "whole one"), (("capacity", True), "whole one"),
+    (("reject_wrong", float("nan")), "finite reward"), (("reject_wrong", "x"), "finite reward")])
+def test_what_is_no_strategy_is_refused_by_name(entry, words):
+    with pytest.raises(config.ConfigError, match=f"config.select.strategies.*{words}"):
+        configured(entry)
