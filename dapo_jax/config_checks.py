@@ -112,8 +112,8 @@ def check(cfg: config.Config) -> config.Config:
     _require(cfg.sft.samples_per_prompt == 1, "sft.samples_per_prompt", cfg.sft.samples_per_prompt,
              "1: a prompt has one demonstration")
     _check_task(cfg.task)
-    _require(cfg.lora.rank == 0, "lora.rank", cfg.lora.rank,
-             "0: adapters are functions so far (models/lora.py), no run trains one yet")
+    _require(bool(cfg.lora.patterns) and all(isinstance(one, str) for one in cfg.lora.patterns),
+             "lora.patterns", cfg.lora.patterns, "a tuple of texts, such as ('attention.*',)")
     _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
              "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
     return cfg

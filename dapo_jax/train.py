@@ -17,7 +17,17 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import calibration, command_line, config, evaluate, phases, setup, setup_phases, types
+from dapo_jax import (
+    calibration,
+    command_line,
+    config,
+    evaluate,
+    phases,
+    setup,
+    setup_adapter,
+    setup_phases,
+    types,
+)
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
@@ -43,6 +53,7 @@ class Run:
     writer: metrics.Writer
     progress: metrics.Progress
     signals: list[int]  # received so far
+    base: setup_adapter.Base | None  # None: all parameters are trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +79,14 @@ def train(cfg: config.Config, workdir: str) -> int:
         manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
         stack.callback(checkpoint.close, manager)
         signals = stack.enter_context(command_line.caught_signals())
-        state, found = _first_state(parts, manager)
+        state, base, found = setup.first_state(parts, manager)
         if found and _over(parts.phases[-1], state):
             LOG.info("%s: finished after step %d; nothing is left to do", workdir, state.step)
             return command_line.DONE
         if found:
             LOG.info("%s: going on after step %d", workdir, state.step)
         done = int(state.step) if found else -1
-        run = _open(parts, workdir, pool, manager, signals, stack, done=done)
+        run = _open(parts, workdir, pool, manager, signals, stack, done=done, base=base)
         try:
             state = _phases(run, state, new=not found)
         except controller.LimitReached as limit:
@@ -89,8 +100,8 @@ def train(cfg: config.Config, workdir: str) -> int:
 
 
 def _log_start(parts: setup.Parts) -> None:
-    LOG.info("%.2f million parameters in %s; %d prompts to train on, %d held out; compiling",
-             setup.parameter_count(parts.spec) / 1e6, parts.spec.compute_dtype,
+    LOG.info("training %.2f million parameters in %s on %d prompts, %d held out; compiling",
+             setup.parameter_count(parts) / 1e6, parts.spec.compute_dtype,
              len(parts.train_table), len(parts.eval_table))
     if left_out := [f"{count} {name}" for name, count in parts.counts.items() if count]:
         LOG.warning("records left out: %s", ", ".join(left_out))
@@ -114,20 +125,10 @@ def _environment() -> dict[str, str]:
             "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
 
 
-def _first_state(parts: setup.Parts, manager: checkpoint.ocp.CheckpointManager
-                 ) -> tuple[types.RunState, bool]:
-    """The newest checkpoint's state and true, or a new one and false."""
-    found = checkpoint.latest(manager)
-    if found is None:
-        return setup.initial_state(parts), False
-    state = checkpoint.restore(manager, setup.like_state(parts, found))
-    return state, True
-
-
 def _open(
     parts: setup.Parts, workdir: str, pool: pools.Pool,
     manager: checkpoint.ocp.CheckpointManager, signals: list[int], stack: contextlib.ExitStack,
-    *, done: int,
+    *, done: int, base: setup_adapter.Base | None,
 ) -> Run:
     """Compile the evaluation and open the logs, cut after step `done` (-1: nothing is kept)."""
     evaluator = evaluate.compile_evaluator(parts, pool)
@@ -137,7 +138,7 @@ def _open(
     stack.callback(metrics.close, writer)
     progress = metrics.open_progress(parts.steps, max(done, 0))
     stack.callback(metrics.close_progress, progress)
-    return Run(parts, workdir, pool, evaluator, manager, writer, progress, signals)
+    return Run(parts, workdir, pool, evaluator, manager, writer, progress, signals, base)
 
 
 def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
@@ -153,8 +154,9 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
             LOG.info("compiling the %s phase", phase.name)
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
-        phase_run = phases.ready(run.parts, phase, run.pool, state, workdir=run.workdir)
-        state = calibration.calibrated(state, phase_run.source)
+        phase_run = phases.ready(run.parts, phase, run.pool, state, workdir=run.workdir,
+                                 base=run.base)
+        state = calibration.calibrated(state, phase_run.source, run.base)
         state = _steps(run, phase_run, state)
         if run.signals:
             break
@@ -214,10 +216,10 @@ def _demonstrations(
 def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
     rounds: list[collect.Round] = []
     kept, source = None, phase_run.source
+    policy = setup_adapter.sampled(run.base, state.train.params)
     try:
         collected = (streaming if source.size.stream else collect).collect(
-            source, state.train.params, state=state.controller, carried=state.buffer,
-            step=step, rounds=rounds)
+            source, policy, state=state.controller, carried=state.buffer, step=step, rounds=rounds)
     except controller.LimitReached:
         checkpoint.save(run.checkpoints, state)
         raise
@@ -244,9 +246,9 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     padding = packing.padding([batch for one in work for batch in one.batches])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,
-                          reference=phase_run.reference)
+                          reference=phase_run.reference, base=phase_run.base)
     train_state, device_values = learner.learn(
-        phase_run.programs, batch.state.train, work, epochs=epochs)
+        phase_run.programs, batch.state.train, work, epochs=epochs, base=phase_run.base)
     fetched = mesh_lib.fetch(device_values)
     values = types.results(fetched)
     seconds = time.perf_counter() - packed
@@ -273,7 +275,8 @@ def _keep_failed(
 def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:
     begun = time.perf_counter()
     step = int(state.step)
-    outcome = evaluate.evaluate(run.evaluator, state.train.params, step=step)
+    policy = setup_adapter.sampled(run.base, state.train.params)
+    outcome = evaluate.evaluate(run.evaluator, policy, step=step)
     evaluate.write(outcome, run.workdir, step=step, cfg=run.parts.cfg.eval)
     return outcome.metrics | {"time/eval": time.perf_counter() - begun}
 

@@ -253,6 +253,7 @@ class RunState:
     demonstrations: EpochOrder
     buffer: Samples  # carried groups
     step: np.ndarray  # i32[] steps completed
+    base: np.ndarray | None = None  # u32[leaves] marks the model under an adapter; None: no adapter
 
 
 # ------------------------------------------------------------------------------------------ metrics
