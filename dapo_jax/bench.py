@@ -105,10 +105,11 @@ def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
         samples, prompts=table, advantages=rng.normal(size=len(samples)).astype(np.float32),
         weights=np.full(samples.tokens.shape, 1 / samples.tokens.size, np.float32),
         fresh=np.ones(len(samples), bool), shape=phase.pack)
-    state = [setup.fresh_train_state(parts, phase, setup.initial_params(parts))]
+    base = setup.open_base(parts)
+    state = [setup.fresh_train_state(parts, phase, setup.initial_trained(parts))]
 
     def step() -> types.TrainState:
-        state[0], _ = update.update(programs, state[0], batches)
+        state[0], _ = update.update(programs, state[0], batches, base=base and base.params)
         return state[0]
 
     prompts = np.full(len(lengths), cfg.prompts.buckets[-1])

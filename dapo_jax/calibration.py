@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from dapo_jax import types
+from dapo_jax import setup_adapter, types
 from dapo_jax.dynamic_sampling import predictor
 from dapo_jax.rollout import collect, engine
 from dapo_jax.runtime import processes
@@ -20,7 +20,8 @@ REPEATS = 3  # calls of each size; the fastest counts
 LEAST_SHARE = 0.01  # of what a prompt takes of a large call: no cost is measured lower
 
 
-def calibrated(state: types.RunState, source: collect.Source | None) -> types.RunState:
+def calibrated(state: types.RunState, source: collect.Source | None,
+               base: setup_adapter.Base | None = None) -> types.RunState:
     """The state with the costs of a round and of a prompt, in seconds of generating.
 
     Unchanged for a phase that does not sample (None) or whose predictor needs no costs, and if the
@@ -30,7 +31,7 @@ def calibrated(state: types.RunState, source: collect.Source | None) -> types.Ru
     if (source is None or source.size.dynamic.predictor.kind != "cost_optimal"
             or seen.round_cost > 0):
         return state
-    measured = measure(source, state.train.params)
+    measured = measure(source, setup_adapter.sampled(base, state.train.params))
     round_cost, prompt_cost = processes.gather(
         measured, what="calibration", seconds=source.late_seconds)[0]
     LOG.info("measured: a further round costs %.3g s, a further prompt %.3g s", round_cost,

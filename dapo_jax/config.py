@@ -58,10 +58,10 @@ class Model:
 class Lora:
     """Training of a low-rank adapter in place of the parameters; see models/lora.py."""
 
-    rank: int = option(0, "of the adapter; 0: there is none. Runs refuse any other number so "
-                       "far")
+    rank: int = option(0, "of the adapter that is trained; 0: all parameters are trained")
     alpha: float = option(16.0, "what the adapter adds is times alpha / rank")
-    patterns: tuple = option(("attention.*", "mlp.*"), "matrices of each block that are adapted")
+    patterns: tuple = option(("attention.*", "mlp.*"), "matrices of each block that are adapted, "
+                             "such as mlp.up")
 
 
 @dataclasses.dataclass(frozen=True)

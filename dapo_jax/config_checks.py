@@ -120,8 +120,8 @@ def check(cfg: config.Config) -> config.Config:
              f"{cfg.buffer.capacity}: groups are kept to be learned from again")
     _require(cfg.buffer.replay <= cfg.buffer.capacity, "buffer.replay", cfg.buffer.replay,
              f"at most buffer.capacity = {cfg.buffer.capacity}")
-    _require(cfg.lora.rank == 0, "lora.rank", cfg.lora.rank,
-             "0: adapters are functions so far (models/lora.py), no run trains one yet")
+    _require(bool(cfg.lora.patterns) and all(isinstance(one, str) for one in cfg.lora.patterns),
+             "lora.patterns", cfg.lora.patterns, "a tuple of texts, such as ('attention.*',)")
     _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
              "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
     return cfg

@@ -68,7 +68,8 @@ class Phase:
     epochs_per_batch: int = option(1, "times that a step's samples are learned from")
     reference: str = option("", "what the KL term compares with: a folder of safetensors, or the "
                             "work directory of a run (its newest checkpoint), of the same shape; "
-                            "empty: the parameters at the phase's start")
+                            "empty: the parameters at the phase's start, or, where an adapter "
+                            "is trained, the base model")
     microbatch_slots: int = option(32, "prompts per microbatch")
     microbatch_tokens: int = option(0, "tokens of a microbatch, padding included: it has as many "
                                     "slots as they hold, more of short ones; 0: microbatch_slots")

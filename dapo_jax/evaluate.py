@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo_jax import command_line, config, setup, types
+from dapo_jax import command_line, config, setup, setup_adapter, types
 from dapo_jax.data import sources
 from dapo_jax.envs import base, self_check
 from dapo_jax.envs import pool as pools
@@ -160,7 +160,17 @@ def starting_point(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[in
 
 
 def checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
-    """Step and parameters of the checkpoint of step `wanted`, or of the newest (-1)."""
+    """Step and parameters of the checkpoint of step `wanted`, or of the newest (-1); an adapter is
+    merged into its base."""
+    base = setup.open_base(parts)
+    state = restored(parts, base, workdir, wanted=wanted)
+    return int(state.step), setup_adapter.sampled(base, state.train.params)
+
+
+def restored(
+    parts: setup.Parts, base: setup_adapter.Base | None, workdir: str, *, wanted: int
+) -> types.RunState:
+    """The checkpoint of step `wanted`, or the newest (-1), of a run on this base."""
     nothing = config.ConfigError(f"--workdir={workdir} holds no complete checkpoint")
     if not (pathlib.Path(workdir) / "checkpoints").is_dir():  # opening it would make it
         raise nothing
@@ -170,7 +180,7 @@ def checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int,
         raise nothing
     state = checkpoint.restore(manager, setup.like_state(parts, step), step=step)
     checkpoint.close(manager)
-    return step, state.train.params
+    return setup_adapter.checked(base, state, where=workdir)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,5 +1,8 @@
 """Write a checkpoint as a Hugging Face folder: safetensors, config.json, generation_config.json and
 the tokenizer's files. `transformers` loads it; what it was made from is found by the configuration.
+
+A trained adapter is merged into the weights; with --adapter=1 it alone is written, as a folder that
+`peft` loads onto the base model.
 """
 
 import pathlib
@@ -11,9 +14,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dapo_jax import command_line, config, setup, types
+from dapo_jax import command_line, config, evaluate, setup, setup_adapter, types
 from dapo_jax.models import families, hf, hf_config, hf_out
-from dapo_jax.runtime import checkpoint
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import gguf_vocabulary
 
@@ -31,10 +33,7 @@ def write(
 
     The folder appears under its name when it is whole. ConfigError: there is one already.
     """
-    _check_new(out)
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = _begin(out)
     hf_out.weights(partial, parts.spec, lambda tensor: _fetch(params, tensor), dtype=dtype,
                    largest=largest)
     source = parts.weights if isinstance(parts.weights, hf.Folder) else None
@@ -42,6 +41,25 @@ def write(
     hf_out.json_file(partial / "generation_config.json", _generation_config(parts, source))
     _tokenizer(partial, parts, source)
     partial.rename(out)
+
+
+def write_adapter(
+    out: pathlib.Path, adapter: types.Tree, parts: setup.Parts, *, dtype: str
+) -> None:
+    """Write a new folder `out` as PEFT has them; the base model's path is its name. See `write`."""
+    partial = _begin(out)
+    hf_out.adapter(partial, parts.spec, mesh_lib.fetch(adapter), parts.cfg.lora,
+                   base=parts.cfg.model.path, dtype=dtype)
+    partial.rename(out)
+
+
+def _begin(out: pathlib.Path) -> pathlib.Path:
+    """An empty folder beside `out`, to be renamed when it is whole."""
+    _check_new(out)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
 
 
 def _check_new(out: pathlib.Path) -> None:
@@ -149,25 +167,31 @@ def main(arguments: Sequence[str]) -> int:
             "out": command_line.Flag(None, "the folder to write; must not exist"),
             "checkpoint": command_line.Flag(-1, "step; -1: the newest"),
             "dtype": command_line.Flag("auto", "type of the weights: float32, bfloat16, float16; "
-                                       "auto: as the source folder's, else as the run's")})
+                                       "auto: as the source folder's, else as the run's"),
+            "adapter": command_line.Flag(0, "1: the adapter alone, for peft; its auto is float32")})
+    if flags["adapter"] and not cfg.lora.rank:
+        raise config.ConfigError(f"--adapter={flags['adapter']}: config.lora.rank is 0, so the run "
+                                 "trained no adapter; leave it out")
     if flags["dtype"] not in ("auto", *hf_out.DTYPES):
         raise config.ConfigError(f"--dtype={flags['dtype']}; allowed: auto, "
                                  f"{', '.join(hf_out.DTYPES)}")
     out = pathlib.Path(flags["out"])
     _check_new(out)
     parts = setup.prepare(cfg)
-    manager = checkpoint.open_manager(flags["workdir"], keep=cfg.checkpoint.keep)
-    step = checkpoint.latest(manager) if flags["checkpoint"] < 0 else flags["checkpoint"]
-    if step is None:
-        raise config.ConfigError(f"--workdir={flags['workdir']} holds no complete checkpoint")
-    state = checkpoint.restore(manager, setup.like_state(parts, step), step=step)
-    dtype = _dtype(parts) if flags["dtype"] == "auto" else flags["dtype"]
-    write(out, state.train.params, parts, dtype=dtype)
-    print(f"{out}: step {step}, {dtype}")
+    base = setup.open_base(parts)
+    state = evaluate.restored(parts, base, flags["workdir"], wanted=flags["checkpoint"])
+    dtype = _dtype(parts, flags["adapter"]) if flags["dtype"] == "auto" else flags["dtype"]
+    if flags["adapter"]:
+        write_adapter(out, state.train.params, parts, dtype=dtype)
+    else:
+        write(out, setup_adapter.sampled(base, state.train.params), parts, dtype=dtype)
+    print(f"{out}: step {state.step}, {dtype}")
     return command_line.DONE
 
 
-def _dtype(parts: setup.Parts) -> str:
+def _dtype(parts: setup.Parts, adapter: int = 0) -> str:
+    if adapter:
+        return "float32"
     values = parts.weights.values if isinstance(parts.weights, hf.Folder) else {}
     given = values.get("dtype", values.get("torch_dtype"))
     return given if given in hf_out.DTYPES else parts.spec.param_dtype

@@ -5,7 +5,7 @@ import pathlib
 
 import jax
 
-from dapo_jax import setup, setup_phases, types
+from dapo_jax import setup, setup_adapter, setup_phases, types
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import update
 from dapo_jax.models import hf
@@ -22,21 +22,25 @@ class PhaseRun:
     programs: update.Programs
     source: collect.Source | None
     reference: types.Tree | None
+    base: types.Tree | None  # under an adapter
 
 
 def ready(
     parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool, state: types.RunState, *,
-    workdir: str,
+    workdir: str, base: setup_adapter.Base | None = None,
 ) -> PhaseRun:
     """Compile all that the phase's steps call, and make or restore its reference model.
 
-    `state` is that before the next step, which may be the phase's first or a later one.
+    `state` is that before the next step, which may be the phase's first or a later one; `base` the
+    model under its adapter.
     """
     programs = update.compile_programs(
         parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
         pack=phase.pack)
     source = _source(parts, phase, pool) if phase.algorithm.samples == "rollout" else None
-    return PhaseRun(phase, programs, source, _reference(parts, phase, state, workdir=workdir))
+    under = base and base.params
+    reference = _reference(parts, phase, state, workdir=workdir, base=under)
+    return PhaseRun(phase, programs, source, reference, under)
 
 
 def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> collect.Source:
@@ -51,17 +55,21 @@ def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> 
 
 
 def _reference(
-    parts: setup.Parts, phase: setup_phases.Phase, state: types.RunState, *, workdir: str
+    parts: setup.Parts, phase: setup_phases.Phase, state: types.RunState, *, workdir: str,
+    base: types.Tree | None,
 ) -> types.Tree | None:
     """The model that the KL term compares with, None if there is no such term.
 
-    It is made at the phase's start and kept in DIR/reference, before there is a checkpoint of the
-    phase: a run that goes on has the same one, whatever became of what it was made from.
+    Under an adapter it is the base itself, unless another is asked for: no copy is held or kept.
+    Else it is made at the phase's start and kept in DIR/reference, before there is a checkpoint of
+    the phase: a run that goes on has the same one, whatever became of what it was made from.
     """
     if not phase.algorithm.kl_coef:
         return None
+    if base is not None and not phase.cfg.reference:
+        return base
     kept = pathlib.Path(workdir) / "reference" / phase.name
-    structs = update.reference_structs(parts.spec, parts.mesh)
+    structs = update.reference_structs(parts.spec, parts.mesh, parts.cfg.lora)
     if int(state.step) >= phase.first_step:
         return tree_store.restore(kept, structs)
     path = phase.cfg.reference

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dapo_jax import config, setup_phases, types
+from dapo_jax import config, setup_adapter, setup_phases, types
 from dapo_jax.buffer import replay
 from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
@@ -22,14 +22,14 @@ from dapo_jax.learner import algorithms, update
 from dapo_jax.models import attention, gguf, head, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
-from dapo_jax.runtime import loading
+from dapo_jax.runtime import checkpoint, loading
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import chat as chats
 from dapo_jax.text import load
 from dapo_jax.text import tokenizer as tokenizers
 
 # What each derived key is for; never reorder.
-PARAMETERS, ROLLOUT, EVALUATION = range(3)
+PARAMETERS, ROLLOUT, EVALUATION, ADAPTER = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,37 +184,65 @@ def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:
     temperature = parts.cfg.rollout.temperature if phase.name == "rl" else 1.0
     return update.Settings(algorithms.loss_settings(phase.algorithm), temperature,
                            parts.cfg.model.head_chunk or head.chunk_size(parts.spec.vocab),
-                           phase.cfg.optimizer.freeze)
+                           phase.cfg.optimizer.freeze, parts.cfg.lora)
 
 
-def parameter_count(spec: specs.ModelSpec) -> int:
+def parameter_count(parts: Parts) -> int:
     """Numbers that are trained."""
-    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    structs = mesh_lib.trained_structs(parts.mesh, parts.spec, parts.cfg.lora)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(structs))
 
 
 def initial_params(parts: Model) -> types.Tree:
     """Random or loaded parameters, made straight into their shards."""
-    shardings = mesh_lib.param_shardings(parts.mesh, parts.spec)
     if parts.weights is None:
-        make = jax.jit(lambda root: transformer.init(parts.spec, root), out_shardings=shardings)
+        make = jax.jit(lambda root: transformer.init(parts.spec, root),
+                       out_shardings=mesh_lib.param_shardings(parts.mesh, parts.spec))
         return make(key(parts, PARAMETERS))
-    shapes = jax.eval_shape(lambda: transformer.init(parts.spec, jax.random.key(0)))
-    return loading.fill(mesh_lib.structs(shapes, shardings),
+    return loading.fill(mesh_lib.model_structs(parts.mesh, parts.spec),
                         _format(parts.weights).pieces(parts.weights, parts.spec))
 
 
-def initial_state(parts: Parts) -> types.RunState:
-    """The run before its first step."""
-    return types.RunState(train=fresh_train_state(parts, parts.phases[0], initial_params(parts)),
-                          **_host_state(parts))
+def open_base(parts: Model) -> setup_adapter.Base | None:
+    """The model under the adapter; None where all parameters are trained."""
+    if not parts.cfg.lora.rank:
+        return None
+    return setup_adapter.opened(parts.spec, parts.cfg.lora, parts.mesh, initial_params(parts))
+
+
+def initial_state(parts: Parts, base: setup_adapter.Base | None = None) -> types.RunState:
+    """The run before its first step; `base`: that of `open_base`, if it is at hand."""
+    base = base or open_base(parts)
+    train = fresh_train_state(parts, parts.phases[0], initial_trained(parts))
+    return types.RunState(train=train, base=base and base.mark, **_host_state(parts))
+
+
+def initial_trained(parts: Model) -> types.Tree:
+    """What is trained, before the first update: all parameters, or an adapter."""
+    if not parts.cfg.lora.rank:
+        return initial_params(parts)
+    return setup_adapter.new(parts.spec, parts.cfg.lora, parts.mesh, key(parts, ADAPTER))
+
+
+def first_state(
+    parts: Parts, manager: checkpoint.ocp.CheckpointManager
+) -> tuple[types.RunState, setup_adapter.Base | None, bool]:
+    """The newest checkpoint's state and true, or a new one and false; between them `open_base`'s.
+    """
+    base, found = open_base(parts), checkpoint.latest(manager)
+    if found is None:
+        return initial_state(parts, base), base, False
+    state = checkpoint.restore(manager, like_state(parts, found))
+    return setup_adapter.checked(base, state, where=str(manager.directory)), base, True
 
 
 def like_state(parts: Parts, step: int) -> types.RunState:
     """Shapes and shardings of the state after `step` steps, to restore a checkpoint into."""
     phase = next((phase for phase in parts.phases if step <= phase.last_step), parts.phases[-1])
-    return types.RunState(train=update.state_structs(parts.spec, phase.optimizer, parts.mesh),
-                          **_host_state(parts))
+    lora = parts.cfg.lora
+    return types.RunState(
+        train=update.state_structs(parts.spec, phase.optimizer, parts.mesh, lora),
+        base=np.zeros(0, np.uint32) if lora.rank else None, **_host_state(parts))
 
 
 def _host_state(parts: Parts) -> dict[str, object]:
@@ -231,7 +259,7 @@ def fresh_train_state(
     parts: Parts, phase: setup_phases.Phase, params: types.Tree
 ) -> types.TrainState:
     """Parameters with the optimizer of `phase` before its first update."""
-    structs = update.state_structs(parts.spec, phase.optimizer, parts.mesh)
+    structs = update.state_structs(parts.spec, phase.optimizer, parts.mesh, parts.cfg.lora)
     placed = jax.tree.map(lambda leaf: leaf.sharding, structs)
     make = jax.jit(phase.optimizer.transform.init, out_shardings=placed.opt_state)
     updates = mesh_lib.put(np.int32(0), placed.updates)

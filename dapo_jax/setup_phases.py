@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from dapo_jax import config, types
 from dapo_jax.buffer import replay, select
 from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import hf, transformer
+from dapo_jax.models import hf
 from dapo_jax.models import spec as specs
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.runtime import tree_store
@@ -50,7 +50,7 @@ def phases(
             phase.algorithm, where=f"{name}.algorithm"), intake)
         algorithm = _with_choices(algorithm, cfg)
         _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
-        _check_learning(name, phase, algorithm, spec)
+        _check_learning(name, phase, algorithm, spec=spec, mesh=mesh, lora=cfg.lora)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
             _pack_shape(name, phase, cfg, mesh, intake), intake))
@@ -157,10 +157,12 @@ def _check_phase(
 
 
 def _check_learning(
-    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, spec: specs.ModelSpec
+    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, *, spec: specs.ModelSpec,
+    mesh: Mesh, lora: config.Lora,
 ) -> None:
-    """Refuse patterns of no parameter, and a reference that is not needed or not there."""
-    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    """Refuse patterns of no parameter that is trained (with an adapter: of no part of it), and a
+    reference that is not needed or not there."""
+    shapes = mesh_lib.trained_structs(mesh, spec, lora)
     for field in ("no_decay", "freeze"):
         optim.check_patterns(shapes, getattr(phase.optimizer, field),
                              where=f"{name}.optimizer.{field}")
@@ -171,7 +173,8 @@ def _check_learning(
             f"config.{name}.reference has no effect with kl_coef 0; leave it out, or set "
             f"config.{name}.algorithm.kl_coef")
     if phase.reference:
-        _check_reference(name, pathlib.Path(phase.reference), spec, shapes)
+        _check_reference(name, pathlib.Path(phase.reference), spec,
+                         mesh_lib.model_structs(mesh, spec))
 
 
 def _check_reference(

@@ -8,39 +8,36 @@ DIR, the run goes on from its newest checkpoint with the numbers it would have h
 
 import contextlib
 import dataclasses
-import functools
 import logging
-import os
-import pathlib
-import sys
 import time
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from dapo_jax import calibration, command_line, config, evaluate, phases, setup, setup_phases, types
+from dapo_jax import (
+    calibration,
+    command_line,
+    config,
+    evaluate,
+    phases,
+    setup,
+    setup_adapter,
+    setup_phases,
+    types,
+)
+from dapo_jax import journal as journals
 from dapo_jax.buffer import replay
 from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.envs import pool as pools
 from dapo_jax.learner import packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
-from dapo_jax.runtime import (
-    checkpoint,
-    eval_files,
-    failed_updates,
-    metrics,
-    processes,
-    profiling,
-    samples_log,
-)
+from dapo_jax.runtime import checkpoint, metrics, processes, profiling
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
 SCORE_BYTES = 32  # about what the rewards of a sample take between processes
-# May differ between a run and its continuation: they do not change what is computed.
-FREE = ("_environment", "checkpoint", "log", "processes", "scoring.workers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +45,13 @@ class Run:
     """What stays the same from the first step to the last."""
 
     parts: setup.Parts
-    workdir: str
     pool: pools.Pool
     evaluator: evaluate.Evaluator
     checkpoints: checkpoint.ocp.CheckpointManager
-    writer: metrics.Writer | None  # None: another process writes the files
-    progress: metrics.Progress | None
+    journal: journals.Journal
     signals: list[int]  # that this process received
     agreed: list[int]  # signals that all know of: the run ends in order
+    base: setup_adapter.Base | None  # None: all parameters are trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +71,21 @@ def train(cfg: config.Config, workdir: str) -> int:
         pool = stack.enter_context(pools.open(
             parts.reward, cfg.scoring, weights=cfg.task.reward_weights))
         evaluate.check(parts, pool)
-        processes.first_alone(
-            functools.partial(_claim, workdir, cfg, stack), what="claim of the work directory",
-            seconds=cfg.processes.late_seconds)
-        _check_shared(workdir)
-        stack.enter_context(processes.logged(workdir))
+        journals.claim(workdir, cfg, stack)
         _log_start(parts)
         manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
         stack.callback(checkpoint.close, manager)
         signals = stack.enter_context(command_line.caught_signals())
-        state, found = _first_state(parts, manager)
+        state, base, found = setup.first_state(parts, manager)
         if found and _over(parts.phases[-1], state):
             LOG.info("%s: finished after step %d; nothing is left to do", workdir, state.step)
             return command_line.DONE
         if found:
             LOG.info("%s: going on after step %d", workdir, state.step)
-        done = int(state.step) if found else -1
-        run = _open(parts, workdir, pool, manager, signals, stack, done=done)
+        evaluator = evaluate.compile_evaluator(parts, pool)
+        journal = journals.opened(workdir, cfg, stack, done=int(state.step) if found else -1,
+                                  steps=parts.steps)
+        run = Run(parts, pool, evaluator, manager, journal, signals, [], base)
         processes.compile_exchanges(setup.most_samples(cfg) * SCORE_BYTES)
         try:
             state = _phases(run, state, new=not found)
@@ -106,68 +100,11 @@ def train(cfg: config.Config, workdir: str) -> int:
 
 
 def _log_start(parts: setup.Parts) -> None:
-    LOG.info("%.2f million parameters in %s; %d prompts to train on, %d held out; compiling",
-             setup.parameter_count(parts.spec) / 1e6, parts.spec.compute_dtype,
+    LOG.info("training %.2f million parameters in %s on %d prompts, %d held out; compiling",
+             setup.parameter_count(parts) / 1e6, parts.spec.compute_dtype,
              len(parts.train_table), len(parts.eval_table))
     if left_out := [f"{count} {name}" for name, count in parts.counts.items() if count]:
         LOG.warning("records left out: %s", ", ".join(left_out))
-
-
-def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
-    """Refuse a directory of another configuration; write this one into a new directory, and hold
-    it while the run lasts."""
-    steps_free = cfg.rl.optimizer.schedule == "constant"
-    values = config.to_json(cfg)
-    checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
-    try:
-        checkpoint.write_config(workdir, values | {"_environment": _environment()})
-    except OSError as error:
-        raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
-                                 "a directory of yours, or a new name?") from error
-    stack.enter_context(checkpoint.sole_use(workdir))
-
-
-def _check_shared(workdir: str) -> None:
-    """Process 0 has written config.json; every process must see it."""
-    if not (pathlib.Path(workdir) / "config.json").is_file():
-        raise config.ConfigError(
-            f"--workdir={workdir}: process {jax.process_index()} does not see what process 0 wrote "
-            "there; give a folder on a disk that all machines share")
-
-
-def _environment() -> dict[str, str]:
-    device = jax.devices()[0]
-    return {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__,
-            "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
-
-
-def _first_state(parts: setup.Parts, manager: checkpoint.ocp.CheckpointManager
-                 ) -> tuple[types.RunState, bool]:
-    """The newest checkpoint's state and true, or a new one and false."""
-    found = checkpoint.latest(manager)
-    if found is None:
-        return setup.initial_state(parts), False
-    state = checkpoint.restore(manager, setup.like_state(parts, found))
-    return state, True
-
-
-def _open(
-    parts: setup.Parts, workdir: str, pool: pools.Pool,
-    manager: checkpoint.ocp.CheckpointManager, signals: list[int], stack: contextlib.ExitStack,
-    *, done: int,
-) -> Run:
-    """Compile the evaluation and open the logs, cut after step `done` (-1: nothing is kept)."""
-    evaluator = evaluate.compile_evaluator(parts, pool)
-    run = Run(parts, workdir, pool, evaluator, manager, None, None, signals, [])
-    if not processes.main():
-        return run
-    samples_log.cut(workdir, done)
-    eval_files.cut(workdir, done)
-    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=parts.cfg.log.tensorboard)
-    stack.callback(metrics.close, writer)
-    progress = metrics.open_progress(parts.steps, max(done, 0))
-    stack.callback(metrics.close_progress, progress)
-    return dataclasses.replace(run, writer=writer, progress=progress)
 
 
 def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
@@ -175,7 +112,7 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
     if new:
         compiled = metrics.compile_count()
         line = {"step": 0, "phase": "start"} | _evaluate(run, state)
-        _write(run, line | {"compiles": metrics.compile_count() - compiled})
+        journals.write_line(run.journal, line | {"compiles": metrics.compile_count() - compiled})
     for phase in run.parts.phases:
         if _over(phase, state):
             continue
@@ -183,8 +120,9 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
             LOG.info("compiling the %s phase", phase.name)
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
-        phase_run = phases.ready(run.parts, phase, run.pool, state, workdir=run.workdir)
-        state = calibration.calibrated(state, phase_run.source)
+        phase_run = phases.ready(run.parts, phase, run.pool, state,
+                                 workdir=run.journal.workdir, base=run.base)
+        state = calibration.calibrated(state, phase_run.source, run.base)
         state = _steps(run, phase_run, state)
         if run.agreed:
             break
@@ -206,7 +144,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     while not (run.agreed or _over(phase, state)):
         step, used = int(state.step) + 1, time.process_time()
         with jax.transfer_guard("disallow"), profiling.traced(
-                run.workdir, step=step, wanted=cfg.log.profile_steps):
+                run.journal.workdir, step=step, wanted=cfg.log.profile_steps):
             batch = _next_samples(run, phase_run, state, step)
             state, values = _learn(run, phase_run, batch, step)
         last = _over(phase, state)
@@ -218,7 +156,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
         line["compiles"] = metrics.compile_count() - compiled
         line["time/step"] = time.perf_counter() - begun
         # The line is there before its checkpoint can be: a run that goes on may cut, not add.
-        _write(run, line)
+        journals.write_line(run.journal, line)
         begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
         if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
             checkpoint.save(run.checkpoints, state)
@@ -263,10 +201,10 @@ def _demonstrations(
 def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
     rounds: list[collect.Round] = []
     kept, source = None, phase_run.source
+    policy = setup_adapter.sampled(run.base, state.train.params)
     try:
         collected = (streaming if source.size.stream else collect).collect(
-            source, state.train.params, state=state.controller, carried=state.buffer,
-            step=step, rounds=rounds)
+            source, policy, state=state.controller, carried=state.buffer, step=step, rounds=rounds)
     except controller.LimitReached:
         checkpoint.save(run.checkpoints, state)
         raise
@@ -274,10 +212,7 @@ def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step:
         accepted = np.concatenate([collected.batch.group, collected.buffer.group])
         kept = frozenset(accepted.tolist())
     finally:
-        if run.writer:
-            samples_log.write(run.workdir, step, collect.rows(
-                rounds, run.parts.train_table, step=step, kept=kept,
-                limit=run.parts.cfg.log.samples_per_step))
+        journals.write_rollouts(run.journal, rounds, run.parts.train_table, step=step, kept=kept)
     state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
     known = history.shares(state.controller.history, source.size.dynamic.history)
     return Batch(state, collected.batch, collect.metrics(collected, step=step) | known)
@@ -296,13 +231,13 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     padding = packing.padding([batch for one in work for batch in one.batches])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,
-                          reference=phase_run.reference)
+                          reference=phase_run.reference, base=phase_run.base)
     train_state, device_values = learner.learn(
-        phase_run.programs, batch.state.train, work, epochs=epochs)
+        phase_run.programs, batch.state.train, work, epochs=epochs, base=phase_run.base)
     fetched = mesh_lib.fetch(device_values)
     values |= types.results(fetched)
     seconds = time.perf_counter() - packed
-    _keep_failed(run, fetched, work, step)
+    journals.write_failed(run.journal, fetched, work, step=step)
     tokens = epochs * sum(one.tokens for one in work)
     values |= {"policy/updates": len(fetched), "time/pack": packed - begun, "time/update": seconds,
                "update/padding": padding, "tokens_per_second/update": tokens / seconds}
@@ -311,31 +246,13 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     return state, values
 
 
-def _keep_failed(
-    run: Run, fetched: Sequence[types.Metrics], work: Sequence[learner.Work], step: int
-) -> None:
-    """Write down the microbatches of updates that were skipped."""
-    for number, found in enumerate(fetched):
-        if found["policy/skipped"].value and run.writer:
-            path = failed_updates.write(run.workdir, work[number % len(work)].batches, step=step,
-                                        number=number)
-            LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "
-                        "%s", step, number + 1, path)
-
-
 def _evaluate(run: Run, state: types.RunState) -> dict[str, float]:
     begun = time.perf_counter()
     step = int(state.step)
-    outcome = evaluate.evaluate(run.evaluator, state.train.params, step=step)
-    if run.writer:
-        evaluate.write(outcome, run.workdir, step=step, cfg=run.parts.cfg.eval)
+    policy = setup_adapter.sampled(run.base, state.train.params)
+    outcome = evaluate.evaluate(run.evaluator, policy, step=step)
+    journals.write_evaluation(run.journal, outcome, step=step)
     return outcome.metrics | {"time/eval": time.perf_counter() - begun}
-
-
-def _write(run: Run, line: dict[str, object]) -> None:
-    if run.writer:
-        metrics.write(run.writer, line)
-        metrics.advance(run.progress, line)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -266,6 +266,7 @@ class RunState:
     buffer: Samples  # carried groups
     step: np.ndarray  # i32[] steps completed
     replay: Selected | None = None  # groups learned from that may come again; None: not configured
+    base: np.ndarray | None = None  # u32[leaves] marks the model under an adapter; None: no adapter
 
 
 # ------------------------------------------------------------------------------------------ metrics

@@ -17,8 +17,9 @@ FLOORS = (
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
      "rollout.collect", "rollout.streaming"),
-    ("setup", "setup_phases", "phases"),
+    ("setup", "setup_adapter", "setup_phases", "phases"),
     ("evaluate", "calibration"),
+    ("journal",),
     ("train", "report", "export", "generate", "profile_prompts", "simulate"),
     ("bench", "studies.*", "reproduce"),
 )

@@ -1,5 +1,4 @@
 import dataclasses
-import types as types_lib
 
 import numpy as np
 import pytest
@@ -19,22 +18,17 @@ def samples(lengths):
 
 
 @pytest.fixture
-def score(monkeypatch):
-    """rewards.score with a pool that answers what it is told."""
+def score():
+    """rewards.filled with the scores it is given."""
     def run(task, lengths, *, limit, cache, factor=1.0, valid=None, weights=(), given=None,
             texts=None):
-        pool = types_lib.SimpleNamespace(weights=parts.weights(weights))
         answers = pools.Scores(
             reward=np.array(task, np.float32), errors=0, timeouts=0, first_failure="",
             parts=given or {}, valid=np.ones(len(task), bool) if valid is None else np.array(valid))
-        asked = []
-        monkeypatch.setattr(pools, "score", lambda *args: asked.append(args) or answers)
-        texts, records = texts or ["text"] * len(task), [{"answer": "1"}] * len(task)
         given = samples(lengths)
-        filled, scores = rewards.score(
-            given, texts, records, pool=pool, max_length=limit,
-            overlong=config.Overlong(cache=cache, factor=factor))
-        assert asked == [(pool, texts, records)] and scores is answers
+        filled = rewards.filled(
+            given, texts or ["text"] * len(task), answers, weights=parts.weights(weights),
+            max_length=limit, overlong=config.Overlong(cache=cache, factor=factor))
         np.testing.assert_array_equal(filled.length, given.length)
         return filled
     return run
@@ -100,3 +94,24 @@ def test_the_ready_parts_look_at_form_length_and_repetition(score):
 
 def test_every_ready_part_has_its_function():
     assert set(parts.READY) == set(shaping.PARTS)
+
+
+def test_the_scores_of_shares_join_to_those_of_the_whole():
+    whole = pools.Scores(
+        reward=np.arange(5, dtype=np.float32), valid=np.array([True, False, True, True, False]),
+        errors=3, timeouts=1, first_failure="item 0: x", failures={"timeout": 1, "error": 3},
+        parts={"style": np.arange(5, dtype=np.float32) + 10})
+    places = [slice(index, 5, 3) for index in range(3)]
+    shares = [dataclasses.replace(
+        whole, reward=whole.reward[place], valid=whole.valid[place], errors=errors,
+        timeouts=timeouts, first_failure=first, failures=failures,
+        parts={"style": whole.parts["style"][place]})
+        for place, errors, timeouts, first, failures in zip(
+            places, (0, 2, 1), (0, 0, 1), ("", "item 0: x", "item 0: y"),
+            ({"error": 0}, {"error": 2}, {"timeout": 1, "error": 1}))]
+    found = rewards.joined(shares, places, 5)
+    np.testing.assert_array_equal(found.reward, whole.reward)
+    np.testing.assert_array_equal(found.valid, whole.valid)
+    np.testing.assert_array_equal(found.parts["style"], whole.parts["style"])
+    assert (found.errors, found.timeouts, found.first_failure) == (3, 1, "item 0: x")
+    assert found.failures == whole.failures

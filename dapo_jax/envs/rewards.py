@@ -1,24 +1,13 @@
 """Rewards of samples: the task's own from the scoring pool, and the shaping added to it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.envs import base, parts, shaping
 from dapo_jax.envs import pool as pools
-
-
-def score(
-    samples: types.Samples, texts: Sequence[str], records: Sequence[Mapping[str, Any]], *,
-    pool: pools.Pool, overlong: config.Overlong, max_length: int,
-) -> tuple[types.Samples, pools.Scores]:
-    """`filled` with the pool's scores, and those."""
-    scores = pools.score(pool, texts, records)
-    return filled(samples, texts, scores, weights=pool.weights, overlong=overlong,
-                  max_length=max_length), scores
 
 
 def filled(

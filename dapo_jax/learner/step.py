@@ -52,16 +52,17 @@ def prepare(
 
 def scored(
     programs: update.Programs, params: types.Tree, work: Sequence[Work], *,
-    reference: types.Tree | None = None,
+    reference: types.Tree | None = None, base: types.Tree | None = None,
 ) -> list[Work]:
     """The same with recomputed log-probs and those of the reference model, where they are needed;
-    `params` are those before the step's first update."""
+    `params` are those before the step's first update, an adapter's if there is a `base`."""
     return [dataclasses.replace(one, batches=update.scored(
-        programs, params, reference, one.batches)) for one in work]
+        programs, params, reference, one.batches, base=base)) for one in work]
 
 
 def learn(
-    programs: update.Programs, state: types.TrainState, work: Sequence[Work], *, epochs: int = 1
+    programs: update.Programs, state: types.TrainState, work: Sequence[Work], *, epochs: int = 1,
+    base: types.Tree | None = None,
 ) -> tuple[types.TrainState, list[types.Metrics]]:
     """Take the updates in turn, `epochs` times over; `state` is consumed, each update's metrics
     stay on the device."""
@@ -69,7 +70,7 @@ def learn(
     for epoch in range(epochs):
         for one in work:
             batches = map(_stale, one.batches) if epoch else one.batches
-            state, more = update.update(programs, state, batches)
+            state, more = update.update(programs, state, batches, base=base)
             metrics.append(more)
     return state, metrics
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import types
+from dapo_jax import config, types
 from dapo_jax.learner import losses, optim, packing
-from dapo_jax.models import head, packed, transformer
+from dapo_jax.models import head, lora, packed, transformer
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -27,6 +27,7 @@ class Settings:
     temperature: float
     head_chunk: int
     frozen: tuple[str, ...] = ()  # patterns of parameters that have no gradient
+    lora: config.Lora = config.Lora()  # of rank 0: all parameters are trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Programs:
     """Compiled functions of one phase, those of microbatches by (P, T).
 
     `old` and `reference` give log-probs of the parameters and of the reference model; they are
-    empty where the loss needs none.
+    empty where the loss needs none. Where an adapter is trained, `accumulate` and `old` take the
+    base model as one argument more, which is never copied.
     """
 
     start: Callable
@@ -73,12 +75,13 @@ def token_logprobs(
 
 
 def loss(
-    params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+    params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
+    spec: ModelSpec, settings: Settings,
 ) -> tuple[jax.Array, types.Metrics]:
-    """The microbatch's part of the update's loss."""
+    """The microbatch's part of the update's loss; with a base model `params` are its adapter."""
     held = optim.matches(params, settings.frozen)
     params = jax.tree.map(lambda leaf, h: jax.lax.stop_gradient(leaf) if h else leaf, params, held)
-    logprobs, entropy = token_logprobs(spec, settings, params, batch)
+    logprobs, entropy = token_logprobs(spec, settings, _whole(params, base, settings), batch)
     stored = batch.old is None
     value, metrics = losses.policy_loss(
         logprobs, batch.logprobs if stored else batch.old, batch.advantages, batch.weights,
@@ -92,28 +95,36 @@ def loss(
     return value, metrics
 
 
+def _whole(params: types.Tree, base: types.Tree | None, settings: Settings) -> types.Tree:
+    """The parameters that are run."""
+    return params if base is None else lora.attach(base, params, settings.lora)
+
+
 def score(
-    params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+    params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
+    spec: ModelSpec, settings: Settings,
 ) -> jax.Array:
     """Log-probs f32[S, R, T] of a microbatch's completions."""
-    return token_logprobs(spec, settings, params, batch)[0]
+    return token_logprobs(spec, settings, _whole(params, base, settings), batch)[0]
 
 
 def start(
-    params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+    params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
+    spec: ModelSpec, settings: Settings,
 ) -> Sums:
-    """Zero sums; `batch` gives only shapes."""
+    """Zero sums; `batch` and `base` give only shapes."""
     _, metrics = jax.eval_shape(
-        lambda p, b: loss(p, b, spec=spec, settings=settings), params, batch)
+        lambda *args: loss(*args, spec=spec, settings=settings), params, batch, base)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
     return jax.tree.map(jnp.zeros_like, optim.widened(params)), zeros
 
 
 def accumulate(
-    sums: Sums, params: types.Tree, batch: types.TrainBatch, *, spec: ModelSpec, settings: Settings
+    sums: Sums, params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
+    spec: ModelSpec, settings: Settings,
 ) -> Sums:
     """Add one microbatch's gradient and metrics."""
-    gradient = jax.grad(lambda p: loss(p, batch, spec=spec, settings=settings), has_aux=True)
+    gradient = jax.grad(lambda p: loss(p, batch, base, spec=spec, settings=settings), has_aux=True)
     grads, metrics = gradient(params)
     return jax.tree.map(jnp.add, sums[0], grads), types.merge(sums[1], metrics)
 
@@ -156,19 +167,26 @@ def batch_structs(mesh: Mesh, pack: packing.PackShape, prompt: int, width: int
                             packed=types.Packed(prompts, tokens) if pack.packed else None)
 
 
-def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> types.TrainState:
+def state_structs(
+    spec: ModelSpec, optimizer: Optimizer, mesh: Mesh, adapter: config.Lora = config.Lora()
+) -> types.TrainState:
     """Shapes and shardings of the train state."""
-    shardings = mesh_lib.param_shardings(mesh, spec)
-    state = jax.eval_shape(
-        lambda: new_state(transformer.init(spec, jax.random.key(0)), optimizer))
+    params = mesh_lib.trained_structs(mesh, spec, adapter)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+    state = jax.eval_shape(lambda tree: new_state(tree, optimizer), params)
     return types.TrainState(
-        mesh_lib.structs(state.params, shardings),
+        params,
         mesh_lib.structs(state.opt_state, mesh_lib.like_params(mesh, shardings, state.opt_state)),
         mesh_lib.structs(state.updates, mesh_lib.replicated(mesh)))
 
 
-def reference_structs(spec: ModelSpec, mesh: Mesh) -> types.Tree:
-    """Shapes and shardings of the reference model's parameters; see `reference_params`."""
+def reference_structs(
+    spec: ModelSpec, mesh: Mesh, adapter: config.Lora = config.Lora()
+) -> types.Tree:
+    """Shapes and shardings of the reference model's parameters; see `reference_params`. Under an
+    adapter they are those of its base, which is the reference unless another is asked for."""
+    if adapter.rank:
+        return mesh_lib.model_structs(mesh, spec)
     shapes = jax.eval_shape(
         lambda: reference_params(spec, transformer.init(spec, jax.random.key(0))))
     return mesh_lib.structs(shapes, mesh_lib.param_shardings(mesh, spec))
@@ -194,24 +212,27 @@ def compile_programs(
     pack: packing.PackShape,
 ) -> Programs:
     """Compile every program that a phase's updates need."""
-    state = state_structs(spec, optimizer, mesh)
+    state = state_structs(spec, optimizer, mesh, settings.lora)
+    base = (mesh_lib.model_structs(mesh, spec),) if settings.lora.rank else ()
     packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
     static = {"spec": spec, "settings": settings}
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
     scorer = jax.jit(lambda *args: score(*args, **static), out_shardings=split)
 
-    def scorers(params: types.Tree, needed: bool) -> dict[tuple[int, int], Callable]:
-        return {shape: mesh_lib.compiled(scorer, mesh, params, batch)
+    def scorers(needed: bool, params: types.Tree, *more: types.Tree
+                ) -> dict[tuple[int, int], Callable]:
+        return {shape: mesh_lib.compiled(scorer, mesh, params, batch, *more)
                 for shape, batch in packed.items() if needed}
-    old = scorers(state.params, settings.loss.old_logprobs == "recomputed")
-    reference = scorers(reference_structs(spec, mesh), settings.loss.kl_coef != 0)
+    old = scorers(settings.loss.old_logprobs == "recomputed", state.params, *base)
+    reference = scorers(settings.loss.kl_coef != 0, reference_structs(spec, mesh, settings.lora))
     batches = {shape: dataclasses.replace(batch, old=batch.logprobs if old else None,
                                           reference=batch.logprobs if reference else None)
                for shape, batch in packed.items()}
     placed = jax.tree.map(lambda leaf: leaf.sharding, state)
     sums_placed = (placed.params, whole)
     first = next(iter(batches.values()))
-    begin = jax.jit(lambda params: start(params, first, **static), out_shardings=sums_placed)
+    begin = jax.jit(lambda params: start(params, first, *base, **static),
+                    out_shardings=sums_placed)
     sums = jax.eval_shape(begin, state.params)
     sums = (mesh_lib.structs(sums[0], placed.params), mesh_lib.structs(sums[1], whole))
     add = jax.jit(lambda *args: accumulate(*args, **static), donate_argnums=0,
@@ -220,7 +241,7 @@ def compile_programs(
                      out_shardings=(placed, whole))
     return Programs(
         start=mesh_lib.compiled(begin, mesh, state.params),
-        accumulate={shape: mesh_lib.compiled(add, mesh, sums, state.params, batch)
+        accumulate={shape: mesh_lib.compiled(add, mesh, sums, state.params, batch, *base)
                     for shape, batch in batches.items()},
         apply=mesh_lib.compiled(finish, mesh, state, sums),
         old=old, reference=reference, batch_sharding=split)
@@ -228,32 +249,34 @@ def compile_programs(
 
 def scored(
     programs: Programs, params: types.Tree, reference: types.Tree | None,
-    batches: Sequence[types.TrainBatch],
+    batches: Sequence[types.TrainBatch], *, base: types.Tree | None = None,
 ) -> list[types.TrainBatch]:
     """Microbatches with the log-probs that the loss compares with, on the devices; those of the
     host where there is nothing to compute. To be called before the step's first update."""
     if not (programs.old or programs.reference):
         return list(batches)
-    result = []
+    result, more = [], () if base is None else (base,)
     for batch in batches:
         shape, batch = _shape(batch), mesh_lib.put(batch, programs.batch_sharding)
         result.append(dataclasses.replace(
-            batch, old=programs.old[shape](params, batch) if programs.old else None,
+            batch, old=programs.old[shape](params, batch, *more) if programs.old else None,
             reference=programs.reference[shape](reference, batch) if programs.reference else None))
     return result
 
 
 def update(
-    programs: Programs, state: types.TrainState, batches: Sequence[types.TrainBatch]
+    programs: Programs, state: types.TrainState, batches: Sequence[types.TrainBatch], *,
+    base: types.Tree | None = None,
 ) -> tuple[types.TrainState, types.Metrics]:
     """One optimizer update from microbatches whose weights belong together; see `scored`.
 
-    `state` is consumed. Dispatches only: the metrics come back as device arrays.
+    `state` is consumed, `base`, the model under an adapter, is not. Dispatches only: the metrics
+    come back as device arrays.
     """
-    sums = programs.start(state.params)
+    sums, more = programs.start(state.params), () if base is None else (base,)
     for batch in batches:
         shape, batch = _shape(batch), mesh_lib.put(batch, programs.batch_sharding)
-        sums = programs.accumulate[shape](sums, state.params, batch)
+        sums = programs.accumulate[shape](sums, state.params, batch, *more)
     return programs.apply(state, sums)
 
 

@@ -43,7 +43,7 @@ def weights(
 
 
 def adapter(folder: pathlib.Path, spec: ModelSpec, tree: types.Tree, cfg: config.Lora, *,
-            base: str) -> None:
+            base: str, dtype: str = "float32") -> None:
     """Write a LoRA adapter (models/lora.py, host arrays) as PEFT reads it; `base` names the model
     that it adapts."""
     arrays = {}
@@ -56,7 +56,7 @@ def adapter(folder: pathlib.Path, spec: ModelSpec, tree: types.Tree, cfg: config
         arrays[f"{at}.lora_B.weight"] = pair["b"][tensor.layer].reshape(cfg.rank, -1).T
     safetensors_file.write(
         folder / "adapter_model.safetensors", {name: a.shape for name, a in arrays.items()},
-        map(np.ascontiguousarray, arrays.values()), dtype=DTYPES["float32"],
+        map(np.ascontiguousarray, arrays.values()), dtype=DTYPES[dtype],
         metadata={"format": "pt"})
     json_file(folder / "adapter_config.json", {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,

@@ -74,11 +74,15 @@ def merge(params: types.Tree, adapter: types.Tree, cfg: config.Lora) -> types.Tr
     for part, matrices in adapter["blocks"].items():
         for name, pair in matrices.items():
             matrix = blocks[part][name]
-            low = jnp.matmul(pair["a"].reshape(len(matrix), -1, cfg.rank),
-                             pair["b"].reshape(len(matrix), cfg.rank, -1))
-            blocks[part][name] = (matrix + _scale(cfg) * low.reshape(matrix.shape)).astype(
-                matrix.dtype)
+            # A layer at a time: the sum is wider than a bfloat16 matrix.
+            blocks[part][name] = jax.lax.map(
+                lambda layer: _added(*layer, cfg), (matrix, pair["a"], pair["b"]))
     return params | {"blocks": blocks}
+
+
+def _added(matrix: jax.Array, a: jax.Array, b: jax.Array, cfg: config.Lora) -> jax.Array:
+    low = jnp.matmul(a.reshape(-1, cfg.rank), b.reshape(cfg.rank, -1))
+    return (matrix + _scale(cfg) * low.reshape(matrix.shape)).astype(matrix.dtype)
 
 
 def _scale(cfg: config.Lora) -> float:

@@ -15,12 +15,13 @@ def write(
     workdir: str | os.PathLike, batches: Sequence[types.TrainBatch], *, step: int, number: int
 ) -> pathlib.Path:
     """Write DIR/failed_updates/step_N_update_U.npz: an array "microbatch.field" for each field of
-    each microbatch (types.TrainBatch)."""
+    each microbatch (types.TrainBatch), but for what other processes hold."""
     path = pathlib.Path(workdir) / "failed_updates" / f"step_{step:06d}_update_{number + 1}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for index, batch in enumerate(batches):
-        named, _ = jax.tree_util.tree_flatten_with_path(mesh_lib.fetch(batch))
-        arrays |= {f"{index}{jax.tree_util.keystr(keys)}": leaf for keys, leaf in named}
+        named, _ = jax.tree_util.tree_flatten_with_path(batch)
+        arrays |= {f"{index}{jax.tree_util.keystr(keys)}": mesh_lib.fetch(leaf)
+                   for keys, leaf in named if getattr(leaf, "is_fully_addressable", True)}
     np.savez(path, **arrays)
     return path

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dapo_jax import config, types
-from dapo_jax.models import transformer
+from dapo_jax.models import lora, transformer
 from dapo_jax.models.spec import ModelSpec
 
 AXES = ("data", "fsdp", "tensor")
@@ -52,6 +52,20 @@ def param_shardings(mesh: Mesh, spec: ModelSpec) -> types.Tree:
 def tree_shardings(mesh: Mesh, shapes: types.Tree, names: types.Tree) -> types.Tree:
     """A sharding for every leaf of `shapes` from its axes' logical names, such as an adapter's."""
     return jax.tree.map(lambda leaf, axes: _param_sharding(mesh, leaf.shape, axes), shapes, names)
+
+
+def model_structs(mesh: Mesh, spec: ModelSpec) -> types.Tree:
+    """Shapes and shardings of the model's parameters."""
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
+    return structs(shapes, param_shardings(mesh, spec))
+
+
+def trained_structs(mesh: Mesh, spec: ModelSpec, adapter: config.Lora) -> types.Tree:
+    """Shapes and shardings of what an update changes: the adapter or, of rank 0, all parameters."""
+    if not adapter.rank:
+        return model_structs(mesh, spec)
+    shapes = jax.eval_shape(lambda: lora.init(spec, adapter, jax.random.key(0)))
+    return structs(shapes, tree_shardings(mesh, shapes, lora.logical_axes(spec, adapter)))
 
 
 def _param_sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:

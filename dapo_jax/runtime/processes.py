@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dapo_jax import command_line, config, types
+from dapo_jax.runtime import mesh as mesh_lib
 
 Value = TypeVar("Value")
 
@@ -191,7 +192,7 @@ def _exchange(content: np.ndarray, width: int) -> np.ndarray:
     mesh = _meeting_place()
     row = np.zeros((1, width), np.uint8)
     row[0, :len(content)] = content
-    own = jax.device_put(row, mesh.devices[jax.process_index()])
+    own = mesh_lib.put(row, SingleDeviceSharding(mesh.devices[jax.process_index()]))
     rows = jax.make_array_from_single_device_arrays(
         (jax.process_count(), width), NamedSharding(mesh, PartitionSpec("process")), [own])
     return np.asarray(_everywhere()(rows))

@@ -5,7 +5,7 @@ import json
 import pathlib
 import shutil
 
-from dapo_jax import command_line, config, train
+from dapo_jax import command_line, config, journal
 from dapo_jax.runtime import checkpoint, metrics
 from dapo_jax.studies import jobs, learning
 
@@ -47,7 +47,7 @@ def job(one: Run, *, warm: Run | None = None) -> jobs.Job:
         raise config.ConfigError(f"{one.config} does not exist: run this from the project's folder")
     cfg, _ = command_line.parse(flags(one), program="python -m dapo_jax.train", purpose="",
                                 extra={"workdir": command_line.Flag(None, "")})
-    checkpoint.check_config(one.workdir, config.to_json(cfg), free=train.FREE)
+    checkpoint.check_config(one.workdir, config.to_json(cfg), free=journal.FREE)
     last = cfg.sft.steps + cfg.rl.steps
 
     def prepare() -> None:

@@ -1,0 +1,121 @@
+"""The work directory of a run: whose it is, and what each step adds to it.
+
+Of several processes one writes; all see the folder, since checkpoints are written by all.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dapo_jax import config, evaluate, types
+from dapo_jax.learner import step as learner
+from dapo_jax.rollout import collect
+from dapo_jax.runtime import (
+    checkpoint,
+    eval_files,
+    failed_updates,
+    metrics,
+    processes,
+    samples_log,
+)
+
+LOG = logging.getLogger(__name__)
+# May differ between a run and its continuation: they do not change what is computed.
+FREE = ("_environment", "checkpoint", "log", "processes", "scoring.workers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Journal:
+    """Where a run's lines go; nowhere in a process that does not write."""
+
+    workdir: str
+    cfg: config.Config
+    writer: metrics.Writer | None
+    progress: metrics.Progress | None
+
+
+def claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
+    """Refuse a directory of another configuration; write this one into a new directory, and hold
+    it until `stack` is left. Raises ConfigError, in every process."""
+    processes.first_alone(lambda: _claim(workdir, cfg, stack), what="claim of the work directory",
+                          seconds=cfg.processes.late_seconds)
+    if not (pathlib.Path(workdir) / "config.json").is_file():
+        raise config.ConfigError(
+            f"--workdir={workdir}: process {jax.process_index()} does not see what process 0 wrote "
+            "there; give a folder on a disk that all machines share")
+    stack.enter_context(processes.logged(workdir))
+
+
+def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
+    steps_free = cfg.rl.optimizer.schedule == "constant"
+    values = config.to_json(cfg)
+    checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
+    try:
+        checkpoint.write_config(workdir, values | {"_environment": _environment()})
+    except OSError as error:
+        raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
+                                 "a directory of yours, or a new name?") from error
+    stack.enter_context(checkpoint.sole_use(workdir))
+
+
+def _environment() -> dict[str, str]:
+    device = jax.devices()[0]
+    return {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__,
+            "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
+
+
+def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, done: int, steps: int
+           ) -> Journal:
+    """The journal of a run of `steps`, cut after step `done` (-1: nothing is kept)."""
+    if not processes.main():
+        return Journal(workdir, cfg, None, None)
+    samples_log.cut(workdir, done)
+    eval_files.cut(workdir, done)
+    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard)
+    stack.callback(metrics.close, writer)
+    progress = metrics.open_progress(steps, max(done, 0))
+    stack.callback(metrics.close_progress, progress)
+    return Journal(workdir, cfg, writer, progress)
+
+
+def write_line(journal: Journal, line: Mapping[str, Any]) -> None:
+    """A step's metrics."""
+    if journal.writer:
+        metrics.write(journal.writer, line)
+        metrics.advance(journal.progress, line)
+
+
+def write_rollouts(
+    journal: Journal, rounds: Sequence[collect.Round], table: types.PromptTable, *, step: int,
+    kept: frozenset[int] | None,
+) -> None:
+    """A step's samples; `kept` holds the accepted groups (None: not known)."""
+    if journal.writer:
+        samples_log.write(journal.workdir, step, collect.rows(
+            rounds, table, step=step, kept=kept, limit=journal.cfg.log.samples_per_step))
+
+
+def write_evaluation(journal: Journal, outcome: evaluate.Outcome, *, step: int) -> None:
+    """Figures, responses and page of an evaluation."""
+    if journal.writer:
+        evaluate.write(outcome, journal.workdir, step=step, cfg=journal.cfg.eval)
+
+
+def write_failed(
+    journal: Journal, fetched: Sequence[types.Metrics], work: Sequence[learner.Work], *, step: int
+) -> None:
+    """The microbatches of updates that were skipped."""
+    for number, found in enumerate(fetched):
+        if found["policy/skipped"].value and journal.writer:
+            path = failed_updates.write(
+                journal.workdir, work[number % len(work)].batches, step=step, number=number)
+            LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "
+                        "%s", step, number + 1, path)
