@@ -26,14 +26,15 @@ class Base:
 
     params: types.Tree
     mark: np.ndarray  # u32[leaves], see `fingerprint`
-    merge: Callable[[types.Tree, types.Tree], types.Tree]  # compiled; of params and adapter
+    merge: Callable[[types.Tree, types.Tree], types.Tree]  # compiled; (params, adapter) -> blocks
 
 
 def opened(spec: ModelSpec, cfg: config.Lora, mesh: Mesh, params: types.Tree) -> Base:
-    """The base model and its merge, compiled. The merged parameters lie as the model's own do."""
+    """The base model and its merge, compiled. The merged blocks lie as the model's own do."""
     structs = mesh_lib.model_structs(mesh, spec)
-    merge = jax.jit(lambda base, adapter: lora.merge(base, adapter, cfg),
-                    out_shardings=jax.tree.map(lambda leaf: leaf.sharding, structs))
+    # The blocks alone: embedding and head would be copied.
+    merge = jax.jit(lambda base, adapter: lora.merge(base, adapter, cfg)["blocks"],
+                    out_shardings=jax.tree.map(lambda leaf: leaf.sharding, structs["blocks"]))
     compiled = mesh_lib.compiled(merge, mesh, structs, mesh_lib.trained_structs(mesh, spec, cfg))
     return Base(params, fingerprint(params), compiled)
 
@@ -49,7 +50,9 @@ def new(spec: ModelSpec, cfg: config.Lora, mesh: Mesh, key: jax.Array) -> types.
 def sampled(base: Base | None, trained: types.Tree) -> types.Tree:
     """The parameters that completions are drawn with: the base with the adapter merged in, or,
     without a base, those that are trained."""
-    return trained if base is None else base.merge(base.params, trained)
+    if base is None:
+        return trained
+    return base.params | {"blocks": base.merge(base.params, trained)}
 
 
 def fingerprint(params: types.Tree) -> np.ndarray:

@@ -139,8 +139,8 @@ def _over(phase: setup_phases.Phase, state: types.RunState) -> bool:
 def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types.RunState:
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
-    begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
-    _agree(run, state)  # a signal may have come while this phase compiled
+    since = _agree(run, state)  # a signal may have come while this phase compiled
+    begun, compiled = time.perf_counter(), metrics.compile_count()
     while not (run.agreed or _over(phase, state)):
         step, used = int(state.step) + 1, time.process_time()
         with jax.transfer_guard("disallow"), profiling.traced(
@@ -148,19 +148,19 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
             batch = _next_samples(run, phase_run, state, step)
             state, values = _learn(run, phase_run, batch, step)
         last = _over(phase, state)
-        line = {"step": step, "phase": phase.name} | batch.values | values | saving
+        line = {"step": step, "phase": phase.name} | batch.values | values | since
         line["time/processor"] = time.process_time() - used  # of the step without its evaluation
-        line |= _agree(run, state, seconds=time.perf_counter() - begun)
         if last or (cfg.eval.every and step % cfg.eval.every == 0):
             line |= _evaluate(run, state)
         line["compiles"] = metrics.compile_count() - compiled
         line["time/step"] = time.perf_counter() - begun
         # The line is there before its checkpoint can be: a run that goes on may cut, not add.
         journals.write_line(run.journal, line)
-        begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
+        since = _agree(run, state, seconds=time.perf_counter() - begun)
+        begun, compiled = time.perf_counter(), metrics.compile_count()
         if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
             checkpoint.save(run.checkpoints, state)
-            saving = {"time/checkpoint": time.perf_counter() - begun}  # in the next line
+            since |= {"time/checkpoint": time.perf_counter() - begun}  # in the next line
     return state
 
 
