@@ -159,3 +159,13 @@ def test_a_rejection_sampling_batch_is_that_of_its_right_samples_as_demonstratio
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
         used = one.weights > 0
         assert (one.advantages[used] == 1).all() and one.weights.sum() == pytest.approx(1)
+
+
+def test_choosing_all_is_preparing_the_batch_as_it_is():
+    samples = hand_made([[3, 4], [5], [6, 2, 1], [7]], group=[0, 0, 1, 1], reward=[1, 0, 1, 0])
+    work, = prepare(samples, chosen=np.ones(4, bool))
+    usual, = prepare(samples)
+    assert work.tokens == usual.tokens
+    for one, other in zip(work.batches, usual.batches, strict=True):
+        for name in ("tokens", "logprobs", "advantages", "weights", "fresh", "prompt_tokens"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
