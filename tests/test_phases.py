@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-from dapo_jax import command_line, config, setup, train
+from dapo_jax import command_line, config, export, setup, train
 from dapo_jax.learner import update
 from dapo_jax.runtime import tree_store
 
@@ -92,6 +92,23 @@ def test_a_run_is_held_near_the_checkpoint_it_is_given(tmp_path, whole):
                               "rl.reference": str(whole)}
     assert runs.run(tmp_path, changes) == command_line.DONE
     assert runs.steps(tmp_path)[0]["policy/kl_reference"] > 0.01
+
+
+def test_a_folder_of_safetensors_may_be_the_reference(whole, tmp_path):
+    folder, workdir = tmp_path / "folder", tmp_path / "run"
+    parts, params = setup.prepare(runs.configure(ALL)), runs.state(whole, ALL).train.params
+    export.write(folder, params, parts, dtype="float32")
+    changes = ALL | {"rl.reference": str(folder)}
+    assert runs.run(workdir, changes | {"rl.steps": 1}) == command_line.DONE
+    kept = tree_store.restore(workdir / "reference" / "rl",
+                              update.reference_structs(parts.spec, parts.mesh))
+    runs.assert_same_state(jax.tree.map(np.asarray, kept), params)
+    (first,) = runs.steps(workdir)
+    own = runs.steps(whole)[0]["policy/kl_reference"]  # against the policy it began with
+    assert first["policy/kl_reference"] > 1.5 * own and np.isfinite(first["policy/loss"])
+    shutil.move(folder, tmp_path / "elsewhere")
+    with pytest.raises(config.ConfigError, match="there is no such folder"):
+        setup.prepare(runs.configure(changes))
 
 
 def test_a_reference_of_another_shape_is_refused_by_name(whole):

@@ -173,6 +173,17 @@ def test_the_page_holds_every_claim_arm_and_figure(found, tmp_path):
     assert len(stored["arms"][WRONG]["2"]["values"]["entropy"]) == STEPS
 
 
+def test_running_means_are_of_the_finite_values_of_the_last_steps():
+    for steps in (3, 25):
+        values = np.arange(steps) % 7 + 1.0
+        values[0] = np.nan
+        got = page._smooth(values)
+        assert math.isnan(got[0])
+        for step in range(1, steps):
+            seen = values[max(step - page.SMOOTH + 1, 0):step + 1]
+            assert got[step] == pytest.approx(np.nanmean(seen))
+
+
 def test_the_page_is_made_of_what_is_there(where, tmp_path):
     some = {arm: where[arm] if arm == RIGHT else {0: tmp_path / "none"} for arm in where}
     failed = jobs.Failure("runs/x/seed_0", "exit status 1; the end of it:\nno memory")

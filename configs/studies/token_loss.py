@@ -26,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.rollout.max_new_tokens = 48
     c.rollout.slots = (16, 32)
 
-    c.sft.steps = 360
+    c.sft.steps = 190
     c.sft.prompts_per_step = 64
     c.sft.microbatch_slots = 16
     c.sft.completion_buckets = (16, 26, 36, 48)

@@ -158,5 +158,6 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     """Running mean of the last few finite values; NaN until there is one."""
     sums, counts = (np.cumsum(column) for column in (np.nan_to_num(values), np.isfinite(values)))
     before = np.arange(len(values)) - SMOOTH
-    sums, counts = (column - np.where(before < 0, 0, column[before]) for column in (sums, counts))
+    sums, counts = (column - np.where(before < 0, 0, column[np.maximum(before, 0)])
+                    for column in (sums, counts))
     return np.where(counts, sums / np.maximum(counts, 1), np.nan)
