@@ -48,12 +48,12 @@ def phases(
         _check_learning(name, phase, algorithm, spec)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
-            _pack_shape(name, phase, cfg, mesh)))
+            pack_shape(name, phase, cfg, mesh)))
         first += steps
     return tuple(result)
 
 
-def _pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
+def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
                 ) -> packing.PackShape:
     """The shapes of the phase's microbatches; ConfigError where they hold too little."""
     prompts, completions = cfg.prompts.buckets, config.completion_buckets(phase, cfg.rollout)

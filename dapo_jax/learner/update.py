@@ -191,9 +191,10 @@ def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
 
 def compile_programs(
     spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: Mesh, *,
-    pack: packing.PackShape,
+    pack: packing.PackShape, build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
-    """Compile every program that a phase's updates need."""
+    """Compile every program that a phase's updates need; `build` makes one of a jitted function,
+    the mesh and shapes of the arguments."""
     state = state_structs(spec, optimizer, mesh)
     packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
     static = {"spec": spec, "settings": settings}
@@ -201,7 +202,7 @@ def compile_programs(
     scorer = jax.jit(lambda *args: score(*args, **static), out_shardings=split)
 
     def scorers(params: types.Tree, needed: bool) -> dict[tuple[int, int], Callable]:
-        return {shape: mesh_lib.compiled(scorer, mesh, params, batch)
+        return {shape: build(scorer, mesh, params, batch)
                 for shape, batch in packed.items() if needed}
     old = scorers(state.params, settings.loss.old_logprobs == "recomputed")
     reference = scorers(reference_structs(spec, mesh), settings.loss.kl_coef != 0)
@@ -219,10 +220,10 @@ def compile_programs(
     finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=0,
                      out_shardings=(placed, whole))
     return Programs(
-        start=mesh_lib.compiled(begin, mesh, state.params),
-        accumulate={shape: mesh_lib.compiled(add, mesh, sums, state.params, batch)
+        start=build(begin, mesh, state.params),
+        accumulate={shape: build(add, mesh, sums, state.params, batch)
                     for shape, batch in batches.items()},
-        apply=mesh_lib.compiled(finish, mesh, state, sums),
+        apply=build(finish, mesh, state, sums),
         old=old, reference=reference, batch_sharding=split)
 
 
