@@ -41,7 +41,8 @@ def microbatch(room: Room, figures: estimate.Estimate, *, compiles: int, asked: 
     most = estimate.largest(fits, parts=1, least=1, most=4096)
     compile_at = asked and (lambda count: asked.update(count * room.parts).temporary)
     known = {room.part.slots: figures.temporary} if asked else {}
-    most, how = _confirmed(most, compile_at, known, room.memory - room.held.in_update, compiles)
+    most, how = confirmed(most, compile_at, known, compiles=compiles,
+                          room=room.memory - room.held.in_update)
     tokens = room.part.prompt + room.part.rows * room.part.width
     return {"temporary": figures.temporary, "peak": room.held.in_update + figures.temporary,
             "slots": room.part.slots, "rows": room.part.rows, "tokens of a slot": tokens,
@@ -61,14 +62,17 @@ def slots(room: Room, prefill: estimate.Estimate, decode: estimate.Estimate, *, 
         asked.decode(count * room.parts).temporary, prefill.temporary * count / now)
         + caches * count / now)
     known = {now: temporary + caches} if asked else {}
-    most, how = _confirmed(most, compile_at, known, room.memory - fixed, compiles)
+    most, how = confirmed(most, compile_at, known, compiles=compiles,
+                          room=room.memory - fixed)
     return {"temporary": temporary, "peak": room.held.in_rollout + temporary, "slots": now,
             "largest slots": most, "found by": how}
 
 
-def _confirmed(most: int, compile_at: Callable[[int], float] | None, known: dict[float, float],
-               room: float, compiles: int) -> tuple[int, str]:
-    """The largest number, `most` at first, whose compiled bytes fit; and how it was found."""
+def confirmed(most: int, compile_at: Callable[[int], float] | None, known: dict[float, float], *,
+              room: float, compiles: int) -> tuple[int, str]:
+    """The largest number, `most` at first, whose bytes by the compiler, `compile_at(number)`, are
+    at most `room`, and how it was found; `known` holds bytes of numbers already compiled."""
+    known = dict(known)
     if compile_at is None:
         return most, "counted"
     for _ in range(compiles):
@@ -82,4 +86,4 @@ def _confirmed(most: int, compile_at: Callable[[int], float] | None, known: dict
             most -= 1
     if most in known and known[most] <= room:
         return most, "compiled"
-    return most, "counted" if most else "counted: none fits"
+    return most, "counted"
