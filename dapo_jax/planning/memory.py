@@ -105,8 +105,8 @@ def accumulate_temporary(spec: ModelSpec, part: Split, *, head_chunk: int) -> di
             "the larger of a block's pass and the head's": max(layer, head)}
 
 
-# How often the numbers of one token, or of a chunk's logits, are there at once: set by two figures of
-# the TPU compiler for Qwen2.5-32B, rows of 22k to 25k tokens, with 64 and with 7 layers
+# How often the numbers of one token, or of a chunk's logits, are there at once: set by two figures
+# of the TPU compiler for Qwen2.5-32B, rows of 22k to 25k tokens, with 64 and with 7 layers
 # (tests/test_planning_tpu.py has more).
 LOGITS, FEED_FORWARD, STREAM = 3.0, 3.5, 6.0
 

@@ -89,7 +89,7 @@ def _time(figures: Mapping[str, Any]) -> rich.table.Table:
 
 def _sentences(figures: Mapping[str, Any]) -> list[str]:
     update, rollout, row = figures["update"], figures["rollout"], figures["longest row"]
-    lines = []
+    lines = list(figures["notes"])
     for what, one in (("update: slots of a microbatch", update), ("rollout: slots", rollout)):
         state = "fits" if one["peak"] <= figures["memory"] else "DOES NOT FIT"
         lines.append(f"{what} on a device: configured {one['slots']:g}, which {state}; the most "

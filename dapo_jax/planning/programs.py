@@ -36,6 +36,7 @@ class Plan:
     phase: config.Phase
     algorithm: algorithms.Algorithm
     shape_from: str  # says where the model's shape was taken from
+    notes: tuple[str, ...] = ()  # what was changed to be planned
 
 
 def program(function: jax.stages.Wrapped, mesh: Mesh | AbstractMesh, *arguments: types.Tree
@@ -44,15 +45,31 @@ def program(function: jax.stages.Wrapped, mesh: Mesh | AbstractMesh, *arguments:
     return Program(function, mesh, arguments)
 
 
-def plan(cfg: config.Config, *, backend: str) -> Plan:
-    """The configuration's RL phase or, without one, SFT, for a kind of device: "tpu" or "gpu"."""
+def plan(cfg: config.Config, *, backend: str, parts: int = 1) -> Plan:
+    """The configuration's RL phase or, without one, SFT, for a kind of device: "tpu" or "gpu", and
+    slots that are split into `parts`."""
     name = "rl" if cfg.rl.steps or cfg.rl.epochs else "sft"
+    cfg, notes = _spread(cfg, name, parts)
     phase = getattr(cfg, name)
     algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
     spec, shape_from = _spec(cfg, backend)
     # cuDNN is asked for its version while it is traced; the plain form has the same products.
     traced = dataclasses.replace(spec, attention="xla") if spec.attention == "cudnn" else spec
-    return Plan(cfg, spec, traced, phase, algorithm, shape_from)
+    return Plan(cfg, spec, traced, phase, algorithm, shape_from, notes)
+
+
+def _spread(cfg: config.Config, name: str, parts: int) -> tuple[config.Config, tuple[str, ...]]:
+    """Numbers of slots raised to what the mesh can split, and what was raised."""
+    phase, rollout = getattr(cfg, name), cfg.rollout
+    up = lambda number: -(-number // parts) * parts  # noqa: E731
+    asked = {"rollout.slots": rollout.slots[-1]}
+    if not phase.microbatch_tokens:
+        asked[f"{name}.microbatch_slots"] = phase.microbatch_slots
+    notes = tuple(f"config.{field} = {number} does not split over data x fsdp = {parts}: planned "
+                  f"with {up(number)}" for field, number in asked.items() if number % parts)
+    return dataclasses.replace(cfg, **{
+        "rollout": dataclasses.replace(rollout, slots=(up(rollout.slots[-1]),)),
+        name: dataclasses.replace(phase, microbatch_slots=up(phase.microbatch_slots))}), notes
 
 
 def _spec(cfg: config.Config, backend: str) -> tuple[specs.ModelSpec, str]:

@@ -18,7 +18,8 @@ def planned(cfg: config.Config, chip: chips.Chip, shape: config.Mesh, *, length:
     `length`: mean tokens of a completion (0: the limit). `compiled`: ask the TPU compiler.
     """
     begun, name = time.perf_counter(), chips.topology(chip, shape)
-    plan = programs.plan(cfg, backend="tpu" if chip.slices else "gpu")
+    plan = programs.plan(cfg, backend="tpu" if chip.slices else "gpu",
+                         parts=shape.data * shape.fsdp)
     mesh = chips.shape_only(shape)
     update, rollout = programs.of_update(plan, mesh), programs.of_rollout(plan, mesh)
     held = memory.held(update, rollout)
@@ -34,6 +35,7 @@ def planned(cfg: config.Config, chip: chips.Chip, shape: config.Mesh, *, length:
     rollout_fit = fit.slots(room, work.prefill, work.decode, compiles=compiles, asked=asked)
     figures = {
         "slice": name, "mesh": dataclasses.asdict(shape), "model": plan.shape_from,
+        "notes": list(plan.notes),
         "chip": dataclasses.asdict(chip) | {"slices": None}, "memory": chip.memory,
         "held": dataclasses.asdict(held) | {"in update": held.in_update,
                                             "in rollout": held.in_rollout},
