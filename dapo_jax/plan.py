@@ -11,9 +11,10 @@ No parameter is made; where a model's files are not here, config.model.preset gi
 """
 
 import json
-import os
 import pathlib
 from collections.abc import Sequence
+
+import jax
 
 from dapo_jax import command_line, config
 from dapo_jax.planning import chips, page, whole
@@ -22,7 +23,7 @@ from dapo_jax.planning import chips, page, whole
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     # The programs are of shapes alone: whatever accelerator is here is none of their business.
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
     cfg, flags = command_line.parse(
         arguments, program="python -m dapo_jax.plan", purpose=__doc__, extra={
             "mesh": command_line.Flag("", "AXIS:SIZE with commas between them, of data, fsdp, "
