@@ -9,7 +9,17 @@ import pytest
 from conftest import ROOT
 
 from dapo_jax import config, config_checks, plan
-from dapo_jax.planning import chips, collectives, estimate, fit, memory, programs, times, work
+from dapo_jax.planning import (
+    chips,
+    collectives,
+    compiler,
+    estimate,
+    fit,
+    memory,
+    programs,
+    times,
+    work,
+)
 from dapo_jax.runtime import mesh as mesh_lib
 
 GIB = 2 ** 30
@@ -208,3 +218,9 @@ def test_slots_that_a_mesh_cannot_split_are_raised_and_said():
     assert (plan.cfg.rollout.slots, plan.phase.microbatch_slots) == ((12,), 12)
     assert [note.split(" does")[0] for note in plan.notes] == [
         "config.rollout.slots = 8", "config.rl.microbatch_slots = 8"]
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(config.ConfigError, match="pip install libtpu"):
+        compiler.slice_mesh(chips.find("v5e"), config.Mesh(fsdp=4))
