@@ -1,5 +1,5 @@
-"""The largest microbatch and the most slots that fit: continued from the figures of the configured
-ones, then confirmed by compiling, a bounded number of times."""
+"""The largest microbatch and the most slots that fit, of those that a step can use: continued from
+the figures of the configured ones, then confirmed by compiling, a bounded number of times."""
 
 import dataclasses
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def microbatch(room: Room, figures: estimate.Estimate, *, compiles: int, asked: 
 
     def fits(slots: int) -> bool:
         return room.held.in_update + temporary(slots) + more <= room.memory
-    most = estimate.largest(fits, parts=1, least=1, most=4096)
+    most = estimate.largest(fits, parts=1, least=1, most=_useful(room))
     compile_at = asked and (lambda count: asked.update(count * room.parts).temporary)
     known = {room.part.slots: figures.temporary} if asked else {}
     most, how = confirmed(most, compile_at, known, compiles=compiles,
@@ -57,6 +57,7 @@ def slots(room: Room, prefill: estimate.Estimate, decode: estimate.Estimate, *, 
     caches = room.held.prompt_cache + room.held.sample_cache
     fixed, temporary = room.held.in_rollout - caches, max(prefill.temporary, decode.temporary)
     most = int(max(0.0, room.memory - fixed) * now / (caches + temporary))
+    most = min(most, max(int(now), -(-2 * room.plan.phase.prompts_per_step // room.parts)))
 
     compile_at = asked and (lambda count: max(
         asked.decode(count * room.parts).temporary, prefill.temporary * count / now)
@@ -66,6 +67,13 @@ def slots(room: Room, prefill: estimate.Estimate, decode: estimate.Estimate, *, 
                           room=room.memory - fixed)
     return {"temporary": temporary, "peak": room.held.in_rollout + temporary, "slots": now,
             "largest slots": most, "found by": how}
+
+
+def _useful(room: Room) -> int:
+    """Slots of a device that hold all of an update's samples, or those that are configured."""
+    phase, part = room.plan.phase, room.part
+    rows = phase.prompts_per_step // phase.updates_per_step * phase.samples_per_prompt
+    return max(part.slots, -(-rows // (part.rows * room.parts)))
 
 
 def confirmed(most: int, compile_at: Callable[[int], float] | None, known: dict[float, float], *,
