@@ -92,8 +92,9 @@ def _sentences(figures: Mapping[str, Any]) -> list[str]:
     lines = list(figures["notes"])
     for what, one in (("update: slots of a microbatch", update), ("rollout: slots", rollout)):
         state = "fits" if one["peak"] <= figures["memory"] else "DOES NOT FIT"
-        lines.append(f"{what} on a device: configured {one['slots']:g}, which {state}; the "
-                     f"most that fit and a step can use are {one['largest slots']} ({one['found by']}).")
+        lines.append(f"{what} on a device: configured {one['slots']:g}, which {state}; the most "
+                     f"that fit and a step can use are {one['largest slots']} "
+                     f"({one['found by']}).")
     fits = "fit" if row["fits"] else "do NOT fit"
     lines.append(f"Responses of {row['completion']} tokens after prompts of {row['prompt']} {fits} "
                  "without context parallelism: each device holds whole rows.")
