@@ -93,11 +93,12 @@ def _sentences(figures: Mapping[str, Any]) -> list[str]:
     for what, one in (("update: slots of a microbatch", update), ("rollout: slots", rollout)):
         state = "fits" if one["peak"] <= figures["memory"] else "DOES NOT FIT"
         lines.append(f"{what} on a device: configured {one['slots']:g}, which {state}; the most "
-                     f"that fit and a step can use are {one['largest slots']} "
-                     f"({one['found by']}).")
+                     f"that fit and a step can use are {one['largest slots']} of "
+                     f"{one['rows']} rows ({one['found by']}).")
     fits = "fit" if row["fits"] else "do NOT fit"
     lines.append(f"Responses of {row['completion']} tokens after prompts of {row['prompt']} {fits} "
-                 "without context parallelism: each device holds whole rows.")
+                 "without context parallelism (each device holds whole rows); with one slot of one "
+                 f"row on a device, the rollout's peak is {_gib(rollout['peak of one row'])} GiB.")
     time = figures["time"]
     lines.append(f"Time is for {time['samples']} samples of {time['mean completion']} tokens, each "
                  "prompt sampled once; optimizer steps, rewards and prompts beyond the batch are "

@@ -43,7 +43,7 @@ def planned(cfg: config.Config, chip: chips.Chip, shape: config.Mesh, *, length:
         "update": update_fit, "rollout": rollout_fit,
         "time": step_time(plan, chip, shape, work, part, length=length),
         "longest row": {"prompt": part.prompt, "completion": part.width,
-                        "fits": bool(update_fit["largest slots"] and rollout_fit["largest slots"])},
+                        "fits": bool(update_fit["largest slots"] and rollout_fit["one row fits"])},
         "planned in seconds": time.perf_counter() - begun}
     return figures
 
