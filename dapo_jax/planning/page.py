@@ -32,7 +32,7 @@ def _title(figures: Mapping[str, Any]) -> str:
 
 
 def _gib(number: float) -> str:
-    return f"{number / GIB:.2f}"
+    return f"{number / GIB:.4g}"
 
 
 def _table(title: str, *columns: str) -> rich.table.Table:
