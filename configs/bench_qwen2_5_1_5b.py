@@ -1,6 +1,7 @@
 """Sampling at the shape of Qwen2.5-1.5B on one accelerator, random weights: for timing alone.
 
     python -m dapo_jax.bench rollout --config=configs/bench_qwen2_5_1_5b.py --out=FILE.json
+    python -m dapo_jax.plan --config=configs/bench_qwen2_5_1_5b.py --mesh=fsdp:4 --chip=v6e
 
 512 rows (128 prompts at once, 4 samples each) of 512 + 512 tokens in bfloat16; 1024 completions.
 Not run here: no accelerator was at hand. To be read from the table: "share of the copy's rate",
@@ -20,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.model.preset = "qwen2.5-1.5b"
     c.model.param_dtype = "bfloat16"
     c.model.compute_dtype = "bfloat16"
+    c.model.remat = "full"
     c.tokenizer.kind = "bytes"
     c.prompts.buckets = (512,)
     c.rollout.max_new_tokens = 512

@@ -30,7 +30,8 @@ class Model:
                          "below, random in the shape of a known model, a Hugging Face folder of "
                          "safetensors, a GGUF file", ("scratch", "preset", "folder", "gguf"))
     path: str = option("", "folder: the folder; gguf: the file")
-    preset: str = option("", "preset: whose shape, such as qwen2.5-0.5b (models/presets.py)")
+    preset: str = option("", "preset: whose shape, such as qwen2.5-0.5b (models/presets.py); plan: "
+                         "the shape where the files of another source are not here")
     package: str = option("", "gguf: an installed package that carries one .gguf file, if no path")
     layers: int = option(3, "scratch: blocks")
     d_model: int = option(96, "scratch: width")

@@ -53,7 +53,7 @@ def phases(
         _check_learning(name, phase, algorithm, spec=spec, mesh=mesh, lora=cfg.lora)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
-            _pack_shape(name, phase, cfg, mesh, intake), intake))
+            pack_shape(name, phase, cfg, mesh), intake))
         first += steps
     return tuple(result)
 
@@ -85,11 +85,11 @@ def _on_rollouts(
     return dataclasses.replace(algorithm, samples="rollout")
 
 
-def _pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh,
-                intake: replay.Intake) -> packing.PackShape:
+def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
+               ) -> packing.PackShape:
     """The shapes of the phase's microbatches; ConfigError where they hold too little."""
     prompts, completions = cfg.prompts.buckets, config.completion_buckets(phase, cfg.rollout)
-    rows = select.most(intake.strategies, phase.samples_per_prompt)
+    rows = select.most(_intakes(cfg)[name].strategies, phase.samples_per_prompt)
     if phase.packed_prompts:
         if phase.packed_prompts < prompts[-1]:
             raise config.ConfigError(

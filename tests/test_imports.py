@@ -17,10 +17,10 @@ FLOORS = (
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
      "rollout.collect", "rollout.streaming"),
-    ("setup", "setup_adapter", "setup_phases", "phases"),
+    ("setup", "setup_adapter", "setup_phases", "phases", "planning.*"),
     ("evaluate", "calibration"),
     ("journal",),
-    ("train", "report", "export", "generate", "profile_prompts", "simulate"),
+    ("train", "report", "export", "generate", "profile_prompts", "simulate", "plan"),
     ("bench", "studies.*", "reproduce"),
 )
 

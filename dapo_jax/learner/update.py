@@ -209,9 +209,10 @@ def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
 
 def compile_programs(
     spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: Mesh, *,
-    pack: packing.PackShape,
+    pack: packing.PackShape, build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
-    """Compile every program that a phase's updates need."""
+    """Compile every program that a phase's updates need; `build` makes one of a jitted function,
+    the mesh and shapes of the arguments."""
     state = state_structs(spec, optimizer, mesh, settings.lora)
     base = (mesh_lib.model_structs(mesh, spec),) if settings.lora.rank else ()
     packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
@@ -221,7 +222,7 @@ def compile_programs(
 
     def scorers(needed: bool, params: types.Tree, *more: types.Tree
                 ) -> dict[tuple[int, int], Callable]:
-        return {shape: mesh_lib.compiled(scorer, mesh, params, batch, *more)
+        return {shape: build(scorer, mesh, params, batch, *more)
                 for shape, batch in packed.items() if needed}
     old = scorers(settings.loss.old_logprobs == "recomputed", state.params, *base)
     reference = scorers(settings.loss.kl_coef != 0, reference_structs(spec, mesh, settings.lora))
@@ -240,10 +241,10 @@ def compile_programs(
     finish = jax.jit(lambda *args: apply(*args, optimizer=optimizer), donate_argnums=0,
                      out_shardings=(placed, whole))
     return Programs(
-        start=mesh_lib.compiled(begin, mesh, state.params),
-        accumulate={shape: mesh_lib.compiled(add, mesh, sums, state.params, batch, *base)
+        start=build(begin, mesh, state.params),
+        accumulate={shape: build(add, mesh, sums, state.params, batch, *base)
                     for shape, batch in batches.items()},
-        apply=mesh_lib.compiled(finish, mesh, state, sums),
+        apply=build(finish, mesh, state, sums),
         old=old, reference=reference, batch_sharding=split)
 
 

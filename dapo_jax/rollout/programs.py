@@ -36,9 +36,10 @@ class Programs:
 
 def compile_programs(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
-    buckets: Sequence[int], chunk: int, gather: bool,
+    buckets: Sequence[int], chunk: int, gather: bool, build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
-    """Compile every shape that a run can ask for; see engine.compile_engine."""
+    """Compile every shape that a run can ask for; see engine.compile_engine. `build` makes a
+    program of a jitted function, the mesh and shapes of the arguments."""
     parts, admitted = mesh_lib.batch_parts(mesh), refill(slots[-1], mesh_lib.batch_parts(mesh))
     split, whole = NamedSharding(mesh, SPLIT), mesh_lib.replicated(mesh)
     params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
@@ -48,27 +49,27 @@ def compile_programs(
     state = {count: _state(spec, mesh, slots=count, **shape) for count in slots}
     unstack = functools.partial(transformer.unstack, spec)
     prefill = functools.partial(transformer.prefill, spec)
-    weights = _compiled(unstack, params, out=_weight_places(spec, mesh, gather=gather))
+    weights, made = _weight_places(spec, mesh, gather=gather), functools.partial(_made, mesh, build)
     ran = {width: _prefilled(spec, mesh, admitted, width) for width in buckets}
     asked = {width: _prompts(admitted, width, split) for width in buckets}
     # Every process writes down what all of them drew.
     log = whole if jax.process_count() > 1 else NamedSharding(mesh, PartitionSpec(None, *SPLIT))
     return Programs(
-        weights=weights,
-        empty={count: _compiled(functools.partial(decode.empty, spec, slots=count, **shape),
-                                out=_places(state[count])) for count in slots},
-        prefill={width: _compiled(prefill, params, asked[width].tokens, asked[width].length,
-                                  out=_places(ran[width])) for width in buckets},
-        admit={(count, width): _compiled(
+        weights=made(unstack, params, out=weights),
+        empty={count: made(functools.partial(decode.empty, spec, slots=count, **shape),
+                          out=_places(state[count])) for count in slots},
+        prefill={width: made(prefill, params, asked[width].tokens, asked[width].length,
+                       out=_places(ran[width])) for width in buckets},
+        admit={(count, width): made(
             functools.partial(decode.admit, parts), state[count], asked[width], *ran[width],
             out=_places(state[count]), donate=0) for count in slots for width in buckets},
-        decode={count: _compiled(
+        decode={count: made(
             functools.partial(decode.decode, spec, sampling, chunk),
-            _placed(jax.eval_shape(unstack, params), weights.output_shardings), state[count], root,
+            _placed(jax.eval_shape(unstack, params), weights), state[count], root,
             jax.ShapeDtypeStruct((), jnp.int32, sharding=whole), donate=1,
             out=(_places(state[count]), types.Chunk(*(log,) * 4, steps=whole, free=whole)))
             for count in slots},
-        resize={pair: _compiled(
+        resize={pair: made(
             functools.partial(decode.resize, parts), state[pair[0]],
             jax.ShapeDtypeStruct((pair[1],), jnp.int32, sharding=split),
             out=_places(state[pair[1]]))
@@ -95,11 +96,12 @@ def refill(slots: int, parts: int) -> int:
     return parts * max(1, slots // parts // 8)
 
 
-def _compiled(
-    function: Callable, *arguments: types.Tree, out: types.Tree, donate: int | None = None
+def _made(
+    mesh: Mesh, build: mesh_lib.Build, function: Callable, *arguments: types.Tree, out: types.Tree,
+    donate: int | None = None,
 ) -> Callable:
-    return jax.jit(function, donate_argnums=() if donate is None else donate,
-                   out_shardings=out).lower(*arguments).compile()
+    return build(jax.jit(function, donate_argnums=() if donate is None else donate,
+                         out_shardings=out), mesh, *arguments)
 
 
 def _placed(tree: types.Tree, shardings: types.Tree) -> types.Tree:

@@ -1,6 +1,7 @@
 """The only seam between host and device: the mesh, its shardings, `put` and `fetch`."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -135,6 +136,9 @@ def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         tree, shardings)
+
+
+Build = Callable[..., Callable]  # like `compiled`
 
 
 def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: types.Tree

@@ -1,0 +1,55 @@
+"""Plan a run for accelerators that are not here: what fits, what is sent, what a step takes.
+
+    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=data:16,fsdp:16 --chip=v5p
+    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=data:16,fsdp:8 --chip=h100
+    python -m dapo_jax.plan --config=configs/quickstart.py --mesh=data:4 --chip=v5e --json=plan.json
+
+TPU (v4, v5e, v5p, v6e): the run's own programs are compiled for the slice by the real TPU compiler
+(the package libtpu; no TPU is needed). GPU (a100, h100, h200), and TPU with --count: from shapes.
+The largest microbatch and number of slots are searched: from shapes, then confirmed by compiling.
+No parameter is made; where a model's files are not here, config.model.preset gives its shape.
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from dapo_jax import command_line, config
+from dapo_jax.planning import chips, page, whole
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; see the module's text."""
+    # The programs are of shapes alone: whatever accelerator is here is none of their business.
+    jax.config.update("jax_platforms", "cpu")
+    cfg, flags = command_line.parse(
+        arguments, program="python -m dapo_jax.plan", purpose=__doc__, extra={
+            "mesh": command_line.Flag("", "AXIS:SIZE with commas between them, of data, fsdp, "
+                                      "tensor; empty: config.mesh"),
+            "chip": command_line.Flag("v5p", " | ".join(chips.CHIPS)),
+            "length": command_line.Flag(0, "mean tokens of a completion in the estimate of time; "
+                                        "0: rollout.max_new_tokens"),
+            "compiles": command_line.Flag(2, "programs compiled to confirm the largest microbatch, "
+                                          "and as many for the slots"),
+            "count": command_line.Flag(0, "1: count from shapes, compile nothing"),
+            "json": command_line.Flag("", "file for the figures")})
+    chip = chips.find(flags["chip"])
+    shape = chips.mesh_shape(flags["mesh"]) if flags["mesh"] else cfg.mesh
+    if not 0 <= flags["length"] <= cfg.rollout.max_new_tokens:
+        raise config.ConfigError(f"--length={flags['length']}: from 1 to rollout.max_new_tokens = "
+                                 f"{cfg.rollout.max_new_tokens}, or 0")
+    if flags["compiles"] < 0:
+        raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
+    figures = whole.planned(cfg, chip, shape, length=flags["length"], compiles=flags["compiles"],
+                            compiled=bool(chip.slices) and not flags["count"])
+    print(page.text(figures))
+    if flags["json"]:
+        pathlib.Path(flags["json"]).write_text(json.dumps(figures, indent=1) + "\n",
+                                               encoding="utf-8")
+    return command_line.DONE
+
+
+if __name__ == "__main__":
+    command_line.leave(main)

@@ -1,0 +1,141 @@
+"""The run's own programs, not yet compiled: of shapes alone, for any mesh."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from dapo_jax import config, setup_phases, types
+from dapo_jax.learner import algorithms, packing, update
+from dapo_jax.models import attention, gguf, hf, presets
+from dapo_jax.models import spec as specs
+from dapo_jax.rollout import draw
+from dapo_jax.rollout import programs as rollout_programs
+from dapo_jax.text import load
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A jitted function and shapes of its arguments."""
+
+    function: jax.stages.Wrapped
+    mesh: Mesh | AbstractMesh
+    arguments: tuple[types.Tree, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is planned: one phase of a configuration."""
+
+    cfg: config.Config
+    spec: specs.ModelSpec
+    traced: specs.ModelSpec  # the same, with attention that can be traced on this machine
+    phase: config.Phase
+    algorithm: algorithms.Algorithm
+    shape_from: str  # says where the model's shape was taken from
+    notes: tuple[str, ...] = ()  # what was changed to be planned
+
+
+def program(function: jax.stages.Wrapped, mesh: Mesh | AbstractMesh, *arguments: types.Tree
+            ) -> Program:
+    """A `mesh_lib.Build` that compiles nothing."""
+    return Program(function, mesh, arguments)
+
+
+def plan(cfg: config.Config, *, backend: str, parts: int = 1) -> Plan:
+    """The configuration's RL phase or, without one, SFT, for a kind of device: "tpu" or "gpu", and
+    slots that are split into `parts`."""
+    name = "rl" if cfg.rl.steps or cfg.rl.epochs else "sft"
+    cfg, notes = _spread(cfg, name, parts)
+    phase = getattr(cfg, name)
+    algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
+    spec, shape_from = _spec(cfg, backend)
+    # cuDNN is asked for its version while it is traced; the plain form has the same products.
+    traced = dataclasses.replace(spec, attention="xla") if spec.attention == "cudnn" else spec
+    return Plan(cfg, spec, traced, phase, algorithm, shape_from, notes)
+
+
+def _spread(cfg: config.Config, name: str, parts: int) -> tuple[config.Config, tuple[str, ...]]:
+    """Numbers of slots raised to what the mesh can split, and what was raised."""
+    phase, rollout = getattr(cfg, name), cfg.rollout
+    up = lambda number: -(-number // parts) * parts  # noqa: E731
+    asked = {"rollout.slots": rollout.slots[-1]}
+    if not phase.microbatch_tokens:
+        asked[f"{name}.microbatch_slots"] = phase.microbatch_slots
+    notes = tuple(f"config.{field} = {number} does not split over data x fsdp = {parts}: planned "
+                  f"with {up(number)}" for field, number in asked.items() if number % parts)
+    return dataclasses.replace(cfg, **{
+        "rollout": dataclasses.replace(rollout, slots=(up(rollout.slots[-1]),)),
+        name: dataclasses.replace(phase, microbatch_slots=up(phase.microbatch_slots))}), notes
+
+
+def _spec(cfg: config.Config, backend: str) -> tuple[specs.ModelSpec, str]:
+    """The shape of the model, and where it was found: in its files or, where these are not there,
+    in the preset that the configuration names beside them."""
+    model = cfg.model
+    compute = "bfloat16" if model.compute_dtype == "auto" else model.compute_dtype
+    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat,
+              "attention": attention.resolve(model.attention, backend)}
+    if model.source == "scratch":
+        tokenizer = load.made(load.Recipe(cfg.tokenizer, None, ""))
+        return specs.from_scratch(model, tokenizer.vocab_size, **chosen), "config.model"
+    files = model.source != "preset" and (model.package or pathlib.Path(model.path).exists())
+    if files and model.source == "gguf":
+        path = gguf.find(model)
+        return gguf.spec(gguf.open(path), **chosen), str(path)
+    if files:
+        return hf.spec(hf.open(pathlib.Path(model.path)), **chosen), model.path
+    if not model.preset:
+        raise config.ConfigError(
+            f"config.model.path = {model.path!r} is not here; to plan without the files, set "
+            "config.model.preset to the name of the shape (models/presets.py)")
+    return presets.spec(model.preset, **chosen), f"the preset {model.preset}"
+
+
+def of_update(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> update.Programs:
+    """The update's programs; `slots` of a microbatch instead of the configured ones."""
+    name = "rl" if planned.phase is planned.cfg.rl else "sft"
+    temperature = planned.cfg.rollout.temperature if name == "rl" else 1.0
+    settings = update.Settings(algorithms.loss_settings(planned.algorithm), temperature,
+                               planned.cfg.model.head_chunk, planned.phase.optimizer.freeze)
+    return update.compile_programs(
+        planned.traced, settings, setup_phases.optimizer(planned.phase, 1000), mesh,
+        pack=pack(planned, mesh, slots=slots), build=program)
+
+
+def pack(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> packing.PackShape:
+    """The shape of the phase's microbatches: its longest, in which memory is largest."""
+    name = "rl" if planned.phase is planned.cfg.rl else "sft"
+    shape = setup_phases.pack_shape(name, planned.phase, planned.cfg, mesh)
+    shape = dataclasses.replace(shape, prompt_buckets=shape.prompt_buckets[-1:],
+                                completion_buckets=shape.completion_buckets[-1:])
+    return dataclasses.replace(shape, slots=slots, tokens=0) if slots else shape
+
+
+def of_rollout(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0,
+               layers: int = 0) -> rollout_programs.Programs:
+    """The sampler's programs at its most slots, or at `slots`, and longest prompts; with `layers`
+    of the model's only, if given."""
+    rollout, samples = planned.cfg.rollout, planned.phase.samples_per_prompt
+    sampling = draw.Sampling(
+        max_new_tokens=rollout.max_new_tokens, stop_ids=(0,), temperature=rollout.temperature,
+        top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p)
+    return rollout_programs.compile_programs(
+        cut(planned.traced, layers), sampling, mesh, rows=min(rollout.rows or samples, samples),
+        slots=(slots or rollout.slots[-1],), buckets=planned.cfg.prompts.buckets[-1:],
+        chunk=min(rollout.chunk, rollout.max_new_tokens), gather=rollout.gather, build=program)
+
+
+def cut(spec: specs.ModelSpec, layers: int) -> specs.ModelSpec:
+    """The model with its first layers only; 0: all."""
+    layers = min(layers or spec.layers, spec.layers)
+    return dataclasses.replace(spec, layers=layers, sliding=spec.sliding[:layers])
+
+
+def only(programs: Mapping[Any, Program]) -> Program:
+    """The one program of a mapping by shapes."""
+    (one,) = programs.values()
+    return one

@@ -1,0 +1,87 @@
+"""Operations and bytes of a program, counted in what is given to the compiler, where each loop says
+how often it runs; XLA's own analysis counts a loop's body once."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from dapo_jax.planning import programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Of all devices together. Products only: norms, rotations and the softmax are left out."""
+
+    flops: float
+    bytes: float  # of operands and results of the products, the least they have to move
+
+
+def counted(program: programs.Program) -> Work:
+    """The program's work; a loop without a fixed length counts once."""
+    with jax.sharding.use_abstract_mesh(_abstract(program)):
+        jaxpr = jax.make_jaxpr(program.function)(*program.arguments)
+    flops, moved = _sum(jaxpr.jaxpr, 1)
+    return Work(flops, moved)
+
+
+def _abstract(program: programs.Program) -> jax.sharding.AbstractMesh:
+    mesh = program.mesh
+    return mesh if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.abstract_mesh
+
+
+def _sum(jaxpr: core.Jaxpr, times: int) -> tuple[float, float]:
+    flops = moved = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            one = _product(equation)
+        elif name == "pallas_call":
+            one = _kernel(equation)
+        else:
+            parts = times_of(name, params)
+            inner = [_sum(inside, repeats) for inside, repeats in parts]
+            one = tuple(map(sum, zip(*inner))) if inner else (0.0, 0.0)
+        flops, moved = flops + times * one[0], moved + times * one[1]
+    return flops, moved
+
+
+def times_of(name: str, params: dict) -> Iterator[tuple[core.Jaxpr, int]]:
+    """The programs inside an equation, and how often each runs; of branches, the first alone."""
+    repeats = params.get("length", 1) if name == "scan" else 1
+    if name == "shard_map":
+        repeats = math.prod(params["mesh"].shape.values())
+    values = list(params.values())
+    if name == "cond":
+        values = params["branches"][-1:]
+    for value in values:
+        value = getattr(value, "jaxpr", value)
+        if hasattr(value, "eqns"):
+            yield value, repeats
+
+
+def _product(equation: core.JaxprEqn) -> tuple[float, float]:
+    left, right = (variable.aval for variable in equation.invars)
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    (out,) = (variable.aval for variable in equation.outvars)
+    flops = 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
+    return flops, float(sum(x.size * x.dtype.itemsize for x in (left, right, out)))
+
+
+def _kernel(equation: core.JaxprEqn) -> tuple[float, float]:
+    """A causal attention kernel over all its leading axes: half of queries x keys, a product for
+    the scores and one for the mix, and five such products backward, split among its two kernels.
+
+    The kernels are those of models/attention.py; a window is not taken off.
+    """
+    shapes = [variable.aval for variable in equation.invars if len(variable.aval.shape) >= 3
+              and np.issubdtype(variable.aval.dtype, np.floating)
+              or getattr(variable.aval.dtype, "name", "") == "bfloat16"]
+    query, keys = shapes[0].shape, shapes[1].shape
+    products = {1: 4, 0: 2}[len(shapes) <= 3]
+    scores = math.prod(query[:-2]) * query[-2] * (keys[-2] - query[-2] / 2)
+    moved = sum(x.size * x.dtype.itemsize for x in shapes)
+    return 2.0 * products * scores * query[-1], float(moved)
