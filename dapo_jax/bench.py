@@ -96,9 +96,10 @@ def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
     table, plan = _prompts(parts, lengths)
     samples = _completions(parts, plan, lengths)
     begun = time.perf_counter()
-    programs = update.compile_programs(
-        parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
-        pack=phase.pack)
+    settings = setup_phases.update_settings(phase.name, phase.cfg, phase.algorithm, cfg=parts.cfg,
+                                            spec=parts.spec)
+    programs = update.compile_programs(parts.spec, settings, phase.optimizer, parts.mesh,
+                                       pack=phase.pack)
     compiled = time.perf_counter() - begun
     rng = np.random.default_rng(SEED)
     batches = packing.pack(

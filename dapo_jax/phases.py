@@ -34,9 +34,10 @@ def ready(
     `state` is that before the next step, which may be the phase's first or a later one; `base` the
     model under its adapter.
     """
-    programs = update.compile_programs(
-        parts.spec, setup.update_settings(parts, phase), phase.optimizer, parts.mesh,
-        pack=phase.pack)
+    settings = setup_phases.update_settings(phase.name, phase.cfg, phase.algorithm, cfg=parts.cfg,
+                                            spec=parts.spec)
+    programs = update.compile_programs(parts.spec, settings, phase.optimizer, parts.mesh,
+                                       pack=phase.pack)
     source = _source(parts, phase, pool) if phase.algorithm.samples == "rollout" else None
     under = base and base.params
     reference = _reference(parts, phase, state, workdir=workdir, base=under)

@@ -18,8 +18,8 @@ from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import controller, order
 from dapo_jax.envs import parts as rewards
-from dapo_jax.learner import algorithms, update
-from dapo_jax.models import attention, gguf, head, hf, presets, transformer
+from dapo_jax.learner import update
+from dapo_jax.models import attention, gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
 from dapo_jax.runtime import checkpoint, loading
@@ -177,14 +177,6 @@ def most_samples(cfg: config.Config) -> int:
     dynamic, rl = cfg.dynamic_sampling, cfg.rl
     prompts = dynamic.max_prompts or 20 * rl.prompts_per_step
     return max(2 * prompts * rl.samples_per_prompt, cfg.eval.prompts * cfg.eval.samples)
-
-
-def update_settings(parts: Parts, phase: setup_phases.Phase) -> update.Settings:
-    """What is static in the phase's updates. Demonstrations were not drawn at any temperature."""
-    temperature = parts.cfg.rollout.temperature if phase.name == "rl" else 1.0
-    return update.Settings(algorithms.loss_settings(phase.algorithm), temperature,
-                           parts.cfg.model.head_chunk or head.chunk_size(parts.spec.vocab),
-                           phase.cfg.optimizer.freeze, parts.cfg.lora)
 
 
 def parameter_count(parts: Parts) -> int:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from dapo_jax import config, types
 from dapo_jax.buffer import replay, select
 from dapo_jax.learner import algorithms, optim, packing, update
-from dapo_jax.models import hf
+from dapo_jax.models import head, hf
 from dapo_jax.models import spec as specs
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.runtime import tree_store
@@ -104,6 +104,17 @@ def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
     except config.ConfigError as error:
         raise config.ConfigError(f"config.{name}.{error}") from error
     return shape
+
+
+def update_settings(
+    name: str, phase: config.Phase, algorithm: algorithms.Algorithm, *, cfg: config.Config,
+    spec: specs.ModelSpec,
+) -> update.Settings:
+    """What is static in the phase's updates. Demonstrations were not drawn at any temperature."""
+    temperature = cfg.rollout.temperature if name == "rl" else 1.0
+    return update.Settings(
+        algorithms.loss_settings(algorithm), temperature,
+        cfg.model.head_chunk or head.chunk_size(spec.vocab), phase.optimizer.freeze, cfg.lora)
 
 
 def _with_choices(algorithm: algorithms.Algorithm, cfg: config.Config) -> algorithms.Algorithm:

@@ -98,9 +98,8 @@ def _spec(cfg: config.Config, backend: str) -> tuple[specs.ModelSpec, str]:
 def of_update(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> update.Programs:
     """The update's programs; `slots` of a microbatch instead of the configured ones."""
     name = "rl" if planned.phase is planned.cfg.rl else "sft"
-    temperature = planned.cfg.rollout.temperature if name == "rl" else 1.0
-    settings = update.Settings(algorithms.loss_settings(planned.algorithm), temperature,
-                               planned.cfg.model.head_chunk, planned.phase.optimizer.freeze)
+    settings = setup_phases.update_settings(name, planned.phase, planned.algorithm,
+                                            cfg=planned.cfg, spec=planned.traced)
     return update.compile_programs(
         planned.traced, settings, setup_phases.optimizer(planned.phase, 1000), mesh,
         pack=pack(planned, mesh, slots=slots), build=program)
