@@ -31,7 +31,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from dapo_jax import command_line, config, setup, train, types
+from dapo_jax import command_line, config, setup, setup_phases, train, types
 from dapo_jax.learner import packing, update
 from dapo_jax.models import cost
 from dapo_jax.rollout import bounds
