@@ -41,7 +41,7 @@ def run(folder, name, arguments):
 
 
 def test_readme_names_only_commands_that_are_tried_here():
-    tried = {"train", "evaluate", "report", "export", "generate", "bench", "reproduce"}
+    tried = {"train", "evaluate", "report", "export", "generate", "bench", "reproduce", "plan"}
     for line in commands():
         if line[0].startswith("launch/"):
             assert (ROOT / line[0]).is_file()
@@ -71,10 +71,17 @@ def test_commands_on_the_default_run_work(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_study_works(tmp_path):
-    arguments, = of("reproduce", real=False)
+@pytest.mark.parametrize("study", ["dynamic_batching", "token_loss"])
+def test_the_studies_work(tmp_path, study):
+    arguments, = (line for line in of("reproduce", real=False) if line[0] == study)
     run(tmp_path, "reproduce", [*arguments, "--quick", "--seeds=1", "--jobs=2"])
-    assert (tmp_path / "dynamic_batching/dynamic_batching.md").is_file()
+    assert (tmp_path / study / f"{study}.md").is_file()
+
+
+@pytest.mark.slow
+def test_the_plan_works(tmp_path):
+    arguments, = of("plan", real=False)
+    assert "20480" in run(tmp_path, "plan", arguments).replace(",", "")
 
 
 @pytest.mark.slow
