@@ -193,13 +193,18 @@ def parameter_count(spec: specs.ModelSpec) -> int:
 
 def initial_params(parts: Model) -> types.Tree:
     """Random or loaded parameters, made straight into their shards."""
-    shardings = mesh_lib.param_shardings(parts.mesh, parts.spec)
     if parts.weights is None:
+        shardings = mesh_lib.param_shardings(parts.mesh, parts.spec)
         make = jax.jit(lambda root: transformer.init(parts.spec, root), out_shardings=shardings)
         return make(key(parts, PARAMETERS))
-    shapes = jax.eval_shape(lambda: transformer.init(parts.spec, jax.random.key(0)))
-    return loading.fill(mesh_lib.structs(shapes, shardings),
+    return loading.fill(like_params(parts),
                         _format(parts.weights).pieces(parts.weights, parts.spec))
+
+
+def like_params(parts: Model) -> types.Tree:
+    """Shapes and shardings of the parameters, to restore them alone into."""
+    shapes = jax.eval_shape(lambda: transformer.init(parts.spec, jax.random.key(0)))
+    return mesh_lib.structs(shapes, mesh_lib.param_shardings(parts.mesh, parts.spec))
 
 
 def initial_state(parts: Parts) -> types.RunState:

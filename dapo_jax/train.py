@@ -220,7 +220,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
         _write(run, line)
         begun, compiled, saving = time.perf_counter(), metrics.compile_count(), {}
         if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
-            checkpoint.save(run.checkpoints, state)
+            checkpoint.save(run.checkpoints, state, score=line.get(cfg.checkpoint.best))
             saving = {"time/checkpoint": time.perf_counter() - begun}  # in the next line
     return state
 
