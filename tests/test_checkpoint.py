@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 
 from dapo_jax import config, types
 from dapo_jax.runtime import checkpoint, tree_store
@@ -179,6 +180,26 @@ def test_one_manager_keeps_the_same_as_many(tmp_path):
         checkpoint.save(manager, run_state(step), score=score)
     checkpoint.close(manager)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "5"]
+
+
+def test_only_what_every_evaluation_measures_says_which_is_the_best():
+    for name in ("eval/avg@4", "eval/pass@4", "eval/maj@4", "eval/greedy"):
+        assert runs.configure({"checkpoint.best": name}).checkpoint.best == name
+    with pytest.raises(config.ConfigError, match="best is 'eval/avg@8'; it must be .*eval/avg@4"):
+        runs.configure({"checkpoint.best": "eval/avg@8"})
+    with pytest.raises(config.ConfigError, match="checkpoint.best"):
+        runs.configure({"checkpoint.best": "eval/greedy", "eval.greedy": False})
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_best_it_evaluated_though_it_was_interrupted(tmp_path):
+    changes = {"checkpoint.best": "eval/avg@4", "checkpoint.keep": 1, "eval.every": 2}
+    for steps in (2, 6):
+        assert runs.run(tmp_path, changes | {"rl.steps": steps}) == 0
+    scores = {line["step"]: line["eval/avg@4"] for line in runs.lines(tmp_path)
+              if line["step"] in (4, 6, 8, 10)}  # the ends of phases, and every second
+    wanted = {max(scores, key=lambda step: (scores[step], step)), 10}
+    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == wanted
 
 
 @pytest.mark.parametrize("version, message", [
