@@ -22,6 +22,17 @@ def whole(tmp_path_factory):
     return workdir, exact(test_pods.run(workdir, 4, *CHANGES))
 
 
+def test_what_one_process_cannot_read_none_goes_on_from(whole, tmp_path):
+    """The newest checkpoint lacks a part that only one of them reads."""
+    workdir = tmp_path / "run"
+    test_pods.run(workdir, 4, *CHANGES, "checkpoint.keep=9", "rl.steps=5")
+    for path in (workdir / "checkpoints" / "6" / "arrays" / "ocdbt.process_2" / "d").iterdir():
+        path.write_bytes(b"")
+    found = exact(test_pods.run(workdir, 4, *CHANGES, "checkpoint.keep=9"))
+    assert found == whole[1]
+    assert (workdir / "checkpoints" / "incomplete_6_0").is_dir()
+
+
 def exact(lines):
     free = (*test_pods.TIMES, "compiles")
     return [{name: value for name, value in line.items() if not name.startswith(free)}

@@ -24,8 +24,10 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from dapo_jax import config, types
 from dapo_jax.runtime import checkpoint_files as files
 from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.runtime import processes
 
 LOG = logging.getLogger(__name__)
+READING_SECONDS = 3600.0  # that the first process to have read a checkpoint waits for the last
 
 
 def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointManager:
@@ -36,8 +38,7 @@ def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointMana
     """
     if keep < 1:
         raise config.ConfigError(f"checkpoint.keep is {keep}, but at least 1 must be kept")
-    # An old checkpoint is removed only after the new one is final: with keep=1 too there is
-    # always a complete one.
+    # An old one is removed only after the new one is final: with keep=1 too one is complete.
     options = ocp.CheckpointManagerOptions(
         best_fn=_score, preservation_policy=preservation_policy.AnyPreservationPolicy([
             preservation_policy.LatestN(n=keep), preservation_policy.BestN(
@@ -82,9 +83,9 @@ def save(manager: ocp.CheckpointManager, state: types.RunState, *, score: float 
               for name, leaf in _named(state).items()}
     shapes = {name: [leaf.dtype.name, list(leaf.shape)] for name, leaf in leaves.items()}
     arrays = {name: leaf for name, leaf in leaves.items() if leaf.size}
-    measured = None if score is None or not math.isfinite(score) else {"score": float(score)}
-    # Orbax fetches with implicit transfers
-    with jax.transfer_guard("allow"), files.explained(manager, step):
+    # Orbax warns of a checkpoint without metrics, so one without a score has the lowest.
+    measured = {"score": float(score) if score is not None and score == score else -math.inf}
+    with jax.transfer_guard("allow"), files.explained(manager, step):  # Orbax transfers implicitly
         manager.save(step, force=True, metrics=measured, custom_metadata=files.metadata(),
                      args=ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays),
                                              leaves=ocp.args.JsonSave(shapes)))
@@ -98,10 +99,10 @@ def latest(manager: ocp.CheckpointManager) -> int | None:
 
 def best(manager: ocp.CheckpointManager) -> int | None:
     """Step with the highest score on disk; None: no checkpoint was saved with one."""
-    scored = [(metrics["score"], step) for step in files.steps(manager)
-              if files.complete(manager.directory / str(step))
-              and (metrics := manager.metrics(step)) is not None]
-    return max(scored)[1] if scored else None
+    scored = [(_score(manager.metrics(step)), step) for step in files.steps(manager)
+              if files.complete(manager.directory / str(step))]
+    score, step = max(scored, default=(-math.inf, None))
+    return step if score > -math.inf else None
 
 
 def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
@@ -119,14 +120,15 @@ def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
                                      f"there are: {', '.join(map(str, steps)) or 'none'}")
         return _read(manager, like, step)
     for candidate in steps:
-        try:
-            return _read(manager, like, candidate)
-        except config.ConfigError:
-            raise
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            LOG.warning("%s: checkpoint %d cannot be read, trying an older one: %s",
-                        manager.directory, candidate, error)
-            files.set_aside(manager, [candidate])
+        state, fault = _attempt(manager, like, candidate)
+        # A process reads its own shards: what one cannot read, none may go on from.
+        faults = processes.gather(fault, what=f"reading of checkpoint {candidate}",
+                                  seconds=READING_SECONDS)
+        if state is not None and not any(faults):
+            return state
+        LOG.warning("%s: checkpoint %d cannot be read, trying an older one: %s",
+                    manager.directory, candidate, next(filter(None, faults)))
+        files.set_aside(manager, [candidate])
     raise config.ConfigError(f"{manager.directory}: no checkpoint that can be read; start in "
                              "another work directory, or remove this one to begin again")
 
@@ -146,18 +148,31 @@ def close(manager: ocp.CheckpointManager) -> None:
 # --------------------------------------------------------------------------------- one checkpoint
 
 
+def _attempt(manager: ocp.CheckpointManager, like: types.RunState, step: int
+             ) -> tuple[types.RunState | None, str]:
+    """The state, or why this process cannot read it."""
+    try:
+        return _read(manager, like, step), ""
+    except config.ConfigError:
+        raise
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        return None, f"process {jax.process_index()}: {error}"
+
+
 def _read(manager: ocp.CheckpointManager, like: types.RunState, step: int) -> types.RunState:
-    targets = _named(like)
-    files.check_format(manager.directory / str(step))
-    shapes = manager.restore(step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
-    shapes = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in shapes.items()}
-    _check(manager.directory / str(step), targets, shapes)
+    """Not by the manager's own restore: at its barriers, processes that can read their shards would
+    wait for one that cannot."""
+    targets, path = _named(like), manager.directory / str(step)
+    files.check_format(path)
+    shapes = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in
+              json.loads((path / "leaves" / "metadata").read_text()).items()}
+    _check(path, targets, shapes)
     full = [name for name, (_, shape) in shapes.items() if 0 not in shape]
     item = {name: np.empty(0) if _on_host(targets[name]) else targets[name] for name in full}
     how = {name: _restore_args(targets[name]) for name in full}
     with jax.transfer_guard("allow"):
-        arrays = dict(manager.restore(step, args=ocp.args.Composite(
-            arrays=ocp.args.PyTreeRestore(item, restore_args=how))).arrays)
+        arrays = dict(ocp.PyTreeCheckpointHandler().restore(
+            path / "arrays", args=ocp.args.PyTreeRestore(item, restore_args=how)))
     for name in shapes.keys() - arrays.keys():
         empty = np.zeros(shapes[name][1], shapes[name][0])
         target = targets[name]
