@@ -60,6 +60,7 @@ def slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", PATH)
     monkeypatch.setenv("SLURM_CONF", str(settings))
     monkeypatch.setenv("PYTHON_OF_RUN", sys.executable)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
     munge = [f"--{name}={tmp_path}/munge/{file}" for name, file in (
         ("socket", "socket"), ("key-file", "key"), ("log-file", "log"), ("pid-file", "pid"),
         ("seed-file", "seed"))]
