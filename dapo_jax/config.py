@@ -211,6 +211,8 @@ class Evaluation:
 class Checkpoints:
     every: int = option(50, "steps between checkpoints; 0: only at the end and on SIGTERM")
     keep: int = option(2, "newest ones kept")
+    best: str = option("", "metric of the evaluation by which one more is kept, the highest of "
+                       "those saved, such as eval/avg@8 or eval/greedy; empty: none")
 
 
 @dataclasses.dataclass(frozen=True)

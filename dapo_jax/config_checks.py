@@ -124,7 +124,16 @@ def check(cfg: config.Config) -> config.Config:
              "lora.patterns", cfg.lora.patterns, "a tuple of texts, such as ('attention.*',)")
     _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
              "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
+    _check_best(cfg)
     return cfg
+
+
+def _check_best(cfg: config.Config) -> None:
+    """Only what every evaluation measures can say which checkpoint is the best."""
+    known = [f"eval/{name}@{cfg.eval.samples}" for name in ("avg", "pass", "maj")]
+    known += ["eval/greedy"] * cfg.eval.greedy
+    _require(cfg.checkpoint.best in ("", *known), "checkpoint.best", cfg.checkpoint.best,
+             f"empty or one of {', '.join(known)}")
 
 
 # Fields of files; fields that only some tasks read.

@@ -11,7 +11,6 @@ responses into that page, FILE's table and figures beside it.
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,8 @@ from dapo_jax.envs import base, self_check
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
 from dapo_jax.rollout import engine as engines
-from dapo_jax.runtime import checkpoint, eval_figures, eval_files, samples_log
+from dapo_jax.runtime import eval_figures, eval_files, samples_log, tree_store
+from dapo_jax.runtime import mesh as mesh_lib
 
 UNTRAINED = "none"  # for a work directory: the weights that the configuration names
 
@@ -152,35 +152,31 @@ def write(outcome: Outcome, workdir: str, *, step: int, cfg: config.Evaluation) 
     eval_files.write(workdir, outcome.report, outcome.rows, step=step, page_rows=cfg.page_rows)
 
 
-def starting_point(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
+def starting_point(parts: setup.Model, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
     """Step and parameters of a run's checkpoint, or 0 and the configuration's own weights."""
     if workdir == UNTRAINED:
         return 0, setup.initial_params(parts)
     return checkpointed(parts, workdir, wanted=wanted)
 
 
-def checkpointed(parts: setup.Parts, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
+def checkpointed(parts: setup.Model, workdir: str, *, wanted: int) -> tuple[int, types.Tree]:
     """Step and parameters of the checkpoint of step `wanted`, or of the newest (-1); an adapter is
-    merged into its base."""
+    merged into its base. Neither the run's training data nor its optimizer is needed."""
     base = setup.open_base(parts)
-    state = restored(parts, base, workdir, wanted=wanted)
-    return int(state.step), setup_adapter.sampled(base, state.train.params)
+    step, trained = trained_of(parts, base, workdir, wanted=wanted)
+    return step, setup_adapter.sampled(base, trained)
 
 
-def restored(
-    parts: setup.Parts, base: setup_adapter.Base | None, workdir: str, *, wanted: int
-) -> types.RunState:
-    """The checkpoint of step `wanted`, or the newest (-1), of a run on this base."""
-    nothing = config.ConfigError(f"--workdir={workdir} holds no complete checkpoint")
-    if not (pathlib.Path(workdir) / "checkpoints").is_dir():  # opening it would make it
-        raise nothing
-    manager = checkpoint.open_manager(workdir, keep=parts.cfg.checkpoint.keep)
-    step = checkpoint.latest(manager) if wanted < 0 else wanted
-    if step is None:
-        raise nothing
-    state = checkpoint.restore(manager, setup.like_state(parts, step), step=step)
-    checkpoint.close(manager)
-    return setup_adapter.checked(base, state, where=workdir)
+def trained_of(
+    parts: setup.Model, base: setup_adapter.Base | None, workdir: str, *, wanted: int
+) -> tuple[int, types.Tree]:
+    """Step and what was trained, all parameters or an adapter of this base, of a checkpoint."""
+    like = mesh_lib.trained_structs(parts.mesh, parts.spec, parts.cfg.lora)
+    tree_store.check_run(workdir, like, wanted=wanted)
+    step, trained = tree_store.params_of_run(workdir, like, wanted=wanted)
+    if base is not None:
+        setup_adapter.check(base, tree_store.mark_of_run(workdir, step=step), where=workdir)
+    return step, trained
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -191,7 +187,7 @@ def main(arguments: Sequence[str]) -> int:
             "checkpoint": command_line.Flag(-1, "step; -1: the newest"),
             "page": command_line.Flag("", "file of a page with all responses")})
     untrained = flags["workdir"] == UNTRAINED
-    parts = setup.prepare(cfg, only="eval" if untrained else "")
+    parts = setup.prepare(cfg, only="eval")
     with pools.open(parts.reward, cfg.scoring) as pool:
         check(parts, pool)
         step, params = starting_point(parts, flags["workdir"], wanted=flags["checkpoint"])

@@ -26,7 +26,7 @@ _COPIED = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "specia
 
 
 def write(
-    out: pathlib.Path, params: types.Tree, parts: setup.Parts, *, dtype: str,
+    out: pathlib.Path, params: types.Tree, parts: setup.Model, *, dtype: str,
     largest: int = hf_out.LARGEST,
 ) -> None:
     """Write a new folder `out`.
@@ -44,7 +44,7 @@ def write(
 
 
 def write_adapter(
-    out: pathlib.Path, adapter: types.Tree, parts: setup.Parts, *, dtype: str
+    out: pathlib.Path, adapter: types.Tree, parts: setup.Model, *, dtype: str
 ) -> None:
     """Write a new folder `out` as PEFT has them; the base model's path is its name. See `write`."""
     partial = _begin(out)
@@ -75,7 +75,7 @@ def _fetch(params: types.Tree, tensor: families.Tensor) -> np.ndarray:
 
 
 def _model_config(
-    parts: setup.Parts, source: hf.Folder | None, dtype: str
+    parts: setup.Model, source: hf.Folder | None, dtype: str
 ) -> Mapping[str, Any]:
     """The source's own, which says more than the spec, or one made from the spec."""
     if source is None:
@@ -85,7 +85,7 @@ def _model_config(
     return {**source.values, key: dtype}
 
 
-def _generation_config(parts: setup.Parts, source: hf.Folder | None) -> Mapping[str, Any]:
+def _generation_config(parts: setup.Model, source: hf.Folder | None) -> Mapping[str, Any]:
     """The source's own, if any, ending where the run's completions end."""
     path = source and source.path / "generation_config.json"
     values = hf.json_file(path) if path and path.is_file() else {}
@@ -97,7 +97,7 @@ def _generation_config(parts: setup.Parts, source: hf.Folder | None) -> Mapping[
 # -------------------------------------------------------------------------------- tokenizer files
 
 
-def _tokenizer(folder: pathlib.Path, parts: setup.Parts, source: hf.Folder | None) -> None:
+def _tokenizer(folder: pathlib.Path, parts: setup.Model, source: hf.Folder | None) -> None:
     cfg = parts.cfg.tokenizer
     if cfg.kind in ("characters", "bytes"):
         _save_plain(folder, *(_characters(cfg.alphabet) if cfg.kind == "characters" else _bytes()))
@@ -177,19 +177,19 @@ def main(arguments: Sequence[str]) -> int:
                                  f"{', '.join(hf_out.DTYPES)}")
     out = pathlib.Path(flags["out"])
     _check_new(out)
-    parts = setup.prepare(cfg)
+    parts = setup.open_model(cfg)
     base = setup.open_base(parts)
-    state = evaluate.restored(parts, base, flags["workdir"], wanted=flags["checkpoint"])
+    step, trained = evaluate.trained_of(parts, base, flags["workdir"], wanted=flags["checkpoint"])
     dtype = _dtype(parts, flags["adapter"]) if flags["dtype"] == "auto" else flags["dtype"]
     if flags["adapter"]:
-        write_adapter(out, state.train.params, parts, dtype=dtype)
+        write_adapter(out, trained, parts, dtype=dtype)
     else:
-        write(out, setup_adapter.sampled(base, state.train.params), parts, dtype=dtype)
-    print(f"{out}: step {state.step}, {dtype}")
+        write(out, setup_adapter.sampled(base, trained), parts, dtype=dtype)
+    print(f"{out}: step {step}, {dtype}")
     return command_line.DONE
 
 
-def _dtype(parts: setup.Parts, adapter: int = 0) -> str:
+def _dtype(parts: setup.Model, adapter: int = 0) -> str:
     if adapter:
         return "float32"
     values = parts.weights.values if isinstance(parts.weights, hf.Folder) else {}

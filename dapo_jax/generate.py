@@ -91,13 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     if flags["samples"] < 1:
         raise config.ConfigError(f"--samples={flags['samples']}: at least 1")
     texts = _texts(flags["prompt"])
-    if flags["workdir"]:
-        parts = setup.prepare(cfg)
-        _, params = evaluate.checkpointed(parts, flags["workdir"], wanted=flags["checkpoint"])
-        model: setup.Model = parts
-    else:
-        model = setup.open_model(cfg)
-        params = setup.initial_params(model)
+    model = setup.open_model(cfg)
+    _, params = evaluate.starting_point(model, flags["workdir"] or evaluate.UNTRAINED,
+                                        wanted=flags["checkpoint"])
     made, seconds = generate(model, params, texts, samples=flags["samples"],
                              greedy=bool(flags["greedy"]))
     for one in made:

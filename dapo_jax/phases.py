@@ -77,7 +77,7 @@ def _reference(
     if not path:
         reference = _copy(parts, state.train.params, structs)
     elif (pathlib.Path(path) / "checkpoints").is_dir():
-        reference = tree_store.params_of_run(path, structs)
+        _, reference = tree_store.params_of_run(path, structs)
     else:
         reference = loading.fill(structs, hf.pieces(hf.open(pathlib.Path(path)), parts.spec))
     tree_store.save(kept, reference)

@@ -225,7 +225,9 @@ def first_state(
     if found is None:
         return initial_state(parts, base), base, False
     state = checkpoint.restore(manager, like_state(parts, found))
-    return setup_adapter.checked(base, state, where=str(manager.directory)), base, True
+    if base is not None:
+        setup_adapter.check(base, state.base, where=str(manager.directory))
+    return state, base, True
 
 
 def like_state(parts: Parts, step: int) -> types.RunState:

@@ -61,13 +61,12 @@ def fingerprint(params: types.Tree) -> np.ndarray:
     return np.asarray(mesh_lib.fetch(_marks(jax.tree.leaves(params))), np.uint32)
 
 
-def checked(base: Base | None, state: types.RunState, *, where: str) -> types.RunState:
-    """The state, which `where` holds; ConfigError if its adapter was trained on another base."""
-    if base is None:
-        return state
+def check(base: Base, mark: np.ndarray, *, where: str) -> None:
+    """ConfigError if the adapter that `where` holds was trained on another base: `mark` u32[leaves]
+    is its own."""
     names = [jax.tree_util.keystr(path, simple=True, separator=".")
              for path, _ in jax.tree.leaves_with_path(base.params)]
-    differ = [name for name, one, other in zip(names, base.mark, state.base, strict=True)
+    differ = [name for name, one, other in zip(names, base.mark, mark, strict=True)
               if one != other]
     if differ:
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
@@ -75,7 +74,6 @@ def checked(base: Base | None, state: types.RunState, *, where: str) -> types.Ru
             f"{where} holds an adapter of another base model: {', '.join(differ[:3])}{more} are "
             "not the parameters that it was trained on; set config.model to the model that was, "
             "with the same file and param_dtype")
-    return state
 
 
 @jax.jit

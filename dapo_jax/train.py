@@ -159,7 +159,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
         since = _agree(run, state, seconds=time.perf_counter() - begun)
         begun, compiled = time.perf_counter(), metrics.compile_count()
         if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
-            checkpoint.save(run.checkpoints, state)
+            checkpoint.save(run.checkpoints, state, score=line.get(cfg.checkpoint.best))
             since |= {"time/checkpoint": time.perf_counter() - begun}  # in the next line
     return state
 

@@ -5,7 +5,48 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="$root/.venv"
 python="$venv/bin/python"
 
-# Flags for XLA belong here; the CPU needs none.
+# platform_flags cpu|gpu|gpu-deterministic|tpu: exports what XLA is told there. What the caller's
+# XLA_FLAGS or LIBTPU_INIT_ARGS hold stands behind, and so counts.
+platform_flags() {
+    case "$1" in
+        cpu) ;;
+        gpu) # collectives run while other kernels compute
+            export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}" ;;
+        gpu-deterministic) # the same numbers at every start, for exact resumption; slower
+            export XLA_FLAGS="--xla_gpu_exclude_nondeterministic_ops=true \
+--xla_gpu_autotune_level=0 ${XLA_FLAGS:-}" ;;
+        tpu) # parameters are gathered over fsdp while the layer before computes
+            export LIBTPU_INIT_ARGS="--xla_tpu_enable_async_collective_fusion=true \
+--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true \
+--xla_enable_async_all_gather=true --xla_tpu_overlap_compute_collective_tc=true \
+${LIBTPU_INIT_ARGS:-}" ;;
+        *)
+            echo "platform '$1' is none of cpu, gpu, gpu-deterministic, tpu" >&2
+            return 2 ;;
+    esac
+}
+
+# show_help: the comment at the head of the script that calls it.
+show_help() {
+    sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
+}
+
+# refuse TEXT: says what is wrong with the arguments, and ends.
+refuse() {
+    echo "error: $1 (${0##*/} --help says more)" >&2
+    exit 2
+}
+
+# perform COMMAND...: runs it, or prints it if dry is yes.
+perform() {
+    if [ "${dry:-no}" = yes ]; then
+        printf '%q ' "$@"
+        echo
+    else
+        "$@"
+    fi
+}
+
 # Without an accelerator in sight, jax is told so: else an installed libtpu looks for one for long.
 if [ -z "${JAX_PLATFORMS:-}" ] && ! command -v nvidia-smi >/dev/null &&
     ! ls /dev/accel* /dev/vfio/[0-9]* >/dev/null 2>&1 && [ "$(uname -s)" = Linux ]; then

@@ -1,5 +1,7 @@
 import dataclasses
+import json
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -10,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 
 from dapo_jax import config, types
-from dapo_jax.runtime import checkpoint
+from dapo_jax.runtime import checkpoint, tree_store
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SPLIT = jax.sharding.NamedSharding(jax.make_mesh((len(jax.devices()),), ("data",)),
@@ -150,6 +153,129 @@ def test_truncated_array_files_are_passed_over_with_a_message(tmp_path, caplog, 
     assert "checkpoint 4 cannot be read, trying an older one" in caplog.text
     assert checkpoint.latest(manager) == 2
     checkpoint.close(manager)
+
+
+def scored(workdir, *pairs, keep=1):
+    """Checkpoints of these (step, score), each in a process of its own, as it were."""
+    for step, score in pairs:
+        manager = checkpoint.open_manager(workdir, keep=keep)
+        checkpoint.save(manager, run_state(step), score=score)
+        checkpoint.close(manager)
+    manager = checkpoint.open_manager(workdir, keep=keep)
+    found = checkpoint.best(manager), checkpoint.latest(manager)
+    checkpoint.close(manager)
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()), *found
+
+
+def test_the_best_is_kept_beside_the_newest_also_by_a_run_that_goes_on(tmp_path):
+    first = ((1, 0.2), (2, 0.7), (3, None), (4, float("nan")), (5, 0.4))
+    assert scored(tmp_path, *first) == ([2, 5], 2, 5)
+    assert scored(tmp_path, (6, 0.7)) == ([6], 6, 6)  # of equal ones the newest
+    assert scored(tmp_path, (7, 0.1)) == ([6, 7], 6, 7)
+
+
+def test_one_manager_keeps_the_same_as_many(tmp_path):
+    manager = checkpoint.open_manager(tmp_path, keep=1)
+    for step, score in ((1, 0.2), (2, 0.7), (3, None), (5, 0.4)):
+        checkpoint.save(manager, run_state(step), score=score)
+    checkpoint.close(manager)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "5"]
+
+
+def test_only_what_every_evaluation_measures_says_which_is_the_best():
+    for name in ("eval/avg@4", "eval/pass@4", "eval/maj@4", "eval/greedy"):
+        assert runs.configure({"checkpoint.best": name}).checkpoint.best == name
+    with pytest.raises(config.ConfigError, match="best is 'eval/avg@8'; it must be .*eval/avg@4"):
+        runs.configure({"checkpoint.best": "eval/avg@8"})
+    with pytest.raises(config.ConfigError, match="checkpoint.best"):
+        runs.configure({"checkpoint.best": "eval/greedy", "eval.greedy": False})
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_best_it_evaluated_though_it_was_interrupted(tmp_path):
+    changes = {"checkpoint.best": "eval/avg@4", "checkpoint.keep": 1, "eval.every": 2}
+    for steps in (2, 6):
+        assert runs.run(tmp_path, changes | {"rl.steps": steps}) == 0
+    scores = {line["step"]: line["eval/avg@4"] for line in runs.lines(tmp_path)
+              if line["step"] in (4, 6, 8, 10)}  # the ends of phases, and every second
+    wanted = {max(scores, key=lambda step: (scores[step], step)), 10}
+    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == wanted
+
+
+@pytest.mark.parametrize("version, message", [
+    ({"dapo_jax_format": 2}, "4 has format 2, and this dapo_jax reads 1"),
+    ({}, "4 names no format of dapo_jax"), ({"dapo_jax_format": "1"}, "names no format")])
+def test_a_newer_or_foreign_format_is_refused_and_stays(tmp_path, version, message):
+    saved(tmp_path, run_state(2), run_state(4)).close()
+    path = tmp_path / "checkpoints" / "4" / "_CHECKPOINT_METADATA"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"custom_metadata": version}))
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    with pytest.raises(config.ConfigError, match=message):
+        checkpoint.restore(manager, abstract(run_state(0)))
+    checkpoint.close(manager)
+    with pytest.raises(config.ConfigError, match=message):
+        tree_store.params_of_run(tmp_path, abstract(run_state(0)).train.params)
+    assert path.is_file()
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(config.ConfigError, match="checkpoints cannot be read: .+; is it a folder"):
+        checkpoint.open_manager(tmp_path, keep=1)
+
+
+FULL = """
+    import pathlib, sys
+    import jax, numpy as np
+    from dapo_jax import config
+    from dapo_jax.runtime import checkpoint
+    sys.path.insert(0, "tests")
+    import test_checkpoint
+
+    manager = checkpoint.open_manager(sys.argv[1], keep=1)
+    for step, size in ((2, 8), (4, 1 << 20)):
+        state = test_checkpoint.run_state(step)
+        state.train.params["big"] = np.random.default_rng(0).normal(size=size)
+        state.train.params["big"] = jax.device_put(state.train.params["big"].astype(np.float32))
+        checkpoint.save(manager, state)
+        try:
+            checkpoint.wait(manager)
+        except config.ConfigError as error:
+            print(step, error)
+"""
+
+
+def test_a_full_disk_is_told_and_costs_no_earlier_checkpoint(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk],
+                             capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    try:
+        child = subprocess.run([sys.executable, "-c", textwrap.dedent(FULL), str(disk)], cwd=ROOT,
+                               capture_output=True, text=True, timeout=120)
+        assert re.match(r"4 .*the last checkpoint could not be written: .*No space left.*"
+                        r"Complete there: 2; make room", child.stdout, re.DOTALL), child
+        manager = checkpoint.open_manager(disk, keep=1)
+        state = run_state(2)
+        state.train.params["big"] = np.zeros(8, np.float32)
+        assert checkpoint.restore(manager, state).step == 2
+        checkpoint.close(manager)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_parameters_come_alone_whatever_else_the_state_holds(tmp_path):
+    saved(tmp_path, run_state(2), run_state(4, 6)).close()
+    for wanted in (2, 4, -1):
+        want = run_state(wanted if wanted > 0 else 4).train.params
+        step, got = tree_store.params_of_run(tmp_path, abstract(run_state(0)).train.params,
+                                             wanted=wanted)
+        assert step == (wanted if wanted > 0 else 4)
+        assert_same_bits(got, want)
+    with pytest.raises(config.ConfigError, match="no complete checkpoint of step 3"):
+        tree_store.params_of_run(tmp_path, abstract(run_state(0)).train.params, wanted=3)
 
 
 def test_with_nothing_readable_the_message_says_what_to_do(tmp_path):

@@ -7,7 +7,9 @@ import pytest
 import runs
 
 from dapo_jax import command_line, config, evaluate, setup
+from dapo_jax.data import tables as prompt_tables
 from dapo_jax.envs import pool as pools
+from dapo_jax.runtime import checkpoint
 
 LEVELS = {"task.levels": ((1, 1.0), (2, 1.0)), "prompts.buckets": (6,), "rollout.slots": (8,)}
 
@@ -114,3 +116,18 @@ def test_untrained_weights_are_evaluated_into_a_page(tmp_path, monkeypatch, caps
     with pytest.raises(config.ConfigError, match="'boxed' and the reward"):
         evaluate.main([*flags, "--config.task.reward=", "--config.task.template=boxed",
                        "--config.prompts.buckets=(120,)", "--config.tokenizer.kind=bytes"])
+
+
+def test_parameters_of_a_run_need_neither_its_data_nor_its_controller(tmp_path, monkeypatch):
+    parts = setup.prepare(runs.configure())
+    manager = checkpoint.open_manager(tmp_path, keep=1)
+    state = setup.initial_state(parts)
+    checkpoint.save(manager, state)
+    checkpoint.close(manager)
+    monkeypatch.setattr(prompt_tables, "load", None)
+    # Other tables, so another controller, and another optimizer.
+    model = setup.open_model(runs.configure({"task.train_size": 7, "rl.optimizer.name": "adafactor",
+                                             "sft.optimizer.name": "adafactor"}))
+    step, params = evaluate.checkpointed(model, str(tmp_path), wanted=-1)
+    assert step == 0
+    runs.assert_same_state(params, state.train.params)

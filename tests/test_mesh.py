@@ -1,4 +1,5 @@
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -18,6 +19,14 @@ def test_the_mesh_takes_the_first_devices_in_the_asked_shape():
     assert mesh.devices.ravel().tolist() == jax.devices()[:2]
     assert tiny.mesh(data=-1, fsdp=2).shape["data"] == 2
     assert mesh_lib.batch_parts(tiny.mesh(data=2, fsdp=2)) == 4
+
+
+def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
+    devices = [types.SimpleNamespace(process_index=index // 2) for index in range(6)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    assert tiny.mesh(data=5).devices.size == 5
+    with pytest.raises(config.ConfigError, match="first 2 of 6 devices, and none of process 1, 2"):
+        tiny.mesh(data=2)
 
 
 @pytest.mark.parametrize("sizes,message", [

@@ -79,10 +79,10 @@ def test_without_its_reference_a_run_does_not_go_on(tmp_path, whole):
 
 def test_another_run_s_checkpoint_may_be_the_reference(whole):
     parts = setup.prepare(runs.configure(ALL | {"rl.reference": str(whole)}))
-    params = tree_store.params_of_run(whole, update.reference_structs(parts.spec, parts.mesh))
+    _, params = tree_store.params_of_run(whole, update.reference_structs(parts.spec, parts.mesh))
     runs.assert_same_state(jax.tree.map(np.asarray, params), runs.state(whole, ALL).train.params)
     half = dataclasses.replace(parts.spec, compute_dtype="bfloat16")
-    params = tree_store.params_of_run(whole, update.reference_structs(half, parts.mesh))
+    _, params = tree_store.params_of_run(whole, update.reference_structs(half, parts.mesh))
     assert params["embedding"].dtype == "bfloat16" and params["norm"].dtype == np.float32
 
 

@@ -2,14 +2,15 @@
 
 DIR/checkpoints/<step> is written by Orbax, asynchronously and atomically. It holds two items:
 `arrays`, every leaf of the RunState that has elements, by its dotted name; `leaves`, dtype and
-shape of every leaf, from which those without elements are rebuilt (Orbax refuses them).
+shape of every leaf, from which those without elements are rebuilt (Orbax refuses them). Its
+metadata name the version of this format; a metric by which one is kept is a third item.
 """
 
 import contextlib
 import fcntl
-import itertools
 import json
 import logging
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -18,25 +19,39 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from dapo_jax import config, types
+from dapo_jax.runtime import checkpoint_files as files
 from dapo_jax.runtime import mesh as mesh_lib
+from dapo_jax.runtime import processes
 
 LOG = logging.getLogger(__name__)
+READING_SECONDS = 3600.0  # that the first process to have read a checkpoint waits for the last
 
 
 def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointManager:
-    """Checkpoints of DIR, the `keep` newest of which stay; warns of incomplete ones."""
+    """Checkpoints of DIR; warns of incomplete ones. The `keep` newest stay, and beside them the one
+    that was saved with the highest score, if any was (of equal ones the newest).
+
+    Raises ConfigError if the folder cannot be read.
+    """
     if keep < 1:
         raise config.ConfigError(f"checkpoint.keep is {keep}, but at least 1 must be kept")
-    # An old checkpoint is removed only after the new one is final: with keep=1 too there is
-    # always a complete one.
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+    # An old one is removed only after the new one is final: with keep=1 too one is complete.
+    options = ocp.CheckpointManagerOptions(
+        best_fn=_score, preservation_policy=preservation_policy.AnyPreservationPolicy([
+            preservation_policy.LatestN(n=keep), preservation_policy.BestN(
+                get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)]))
     folder = pathlib.Path(workdir).absolute() / "checkpoints"
-    manager = ocp.CheckpointManager(folder, options=options)
-    broken = [path.name for path in manager.directory.iterdir()
-              if path.name[0].isdigit() and not _complete(path)]
+    try:
+        manager = ocp.CheckpointManager(folder, options=options)
+        names = [path.name for path in manager.directory.iterdir()]
+    except OSError as error:
+        raise config.ConfigError(f"{folder} cannot be read: {error.strerror or error}; is it a "
+                                 "folder of yours, on a disk that is there?") from error
+    broken = [name for name in names
+              if name[0].isdigit() and not files.complete(manager.directory / name)]
     if broken:
         newest = latest(manager)
         rest = ("none is complete, so a run begins anew" if newest is None
@@ -45,32 +60,49 @@ def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointMana
     return manager
 
 
-def save(manager: ocp.CheckpointManager, state: types.RunState) -> None:
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"]
+
+
+def save(manager: ocp.CheckpointManager, state: types.RunState, *, score: float | None = None
+         ) -> None:
     """Start to write `state` as checkpoint state.step; arrays may be donated when this returns.
 
     A complete checkpoint of that step is left as it is. Incomplete ones, and those of later steps
     (left by a run that could not restore them), are renamed to incomplete_* out of the way: Orbax
-    would count them as kept. Errors of the writing are raised by the next save, wait or close.
+    would count them as kept. Errors of the writing, such as a full disk, are raised as ConfigError
+    by the next save, wait or close; checkpoints that are complete stay.
     """
-    manager.wait_until_finished()
+    wait(manager)
     step = int(state.step)
-    _set_aside(manager, [s for s in _steps(manager)
-                         if s > step or not _complete(manager.directory / str(s))])
-    if step in _steps(manager):
+    files.set_aside(manager, [s for s in files.steps(manager)
+                              if s > step or not files.complete(manager.directory / str(s))])
+    if step in files.steps(manager):
         return
     leaves = {name: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
               for name, leaf in _named(state).items()}
     shapes = {name: [leaf.dtype.name, list(leaf.shape)] for name, leaf in leaves.items()}
     arrays = {name: leaf for name, leaf in leaves.items() if leaf.size}
-    with jax.transfer_guard("allow"):  # Orbax fetches with implicit transfers
-        manager.save(step, force=True, args=ocp.args.Composite(
-            arrays=ocp.args.PyTreeSave(arrays), leaves=ocp.args.JsonSave(shapes)))
+    # Orbax warns of a checkpoint without metrics, so one without a score has the lowest.
+    measured = {"score": float(score) if score is not None and score == score else -math.inf}
+    with jax.transfer_guard("allow"), files.explained(manager, step):  # Orbax transfers implicitly
+        manager.save(step, force=True, metrics=measured, custom_metadata=files.metadata(),
+                     args=ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays),
+                                             leaves=ocp.args.JsonSave(shapes)))
 
 
 def latest(manager: ocp.CheckpointManager) -> int | None:
     """Newest step with a complete checkpoint on disk; one that is being written is none yet."""
-    complete = (s for s in _steps(manager) if _complete(manager.directory / str(s)))
+    complete = (s for s in files.steps(manager) if files.complete(manager.directory / str(s)))
     return next(complete, None)
+
+
+def best(manager: ocp.CheckpointManager) -> int | None:
+    """Step with the highest score on disk; None: no checkpoint was saved with one."""
+    scored = [(_score(manager.metrics(step)), step) for step in files.steps(manager)
+              if files.complete(manager.directory / str(step))]
+    score, step = max(scored, default=(-math.inf, None))
+    return step if score > -math.inf else None
 
 
 def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
@@ -81,50 +113,66 @@ def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
     shapes and are restored straight onto their shardings; numpy leaves get the stored number of
     rows. Raises ConfigError if the trees differ or there is nothing to restore.
     """
-    steps = [s for s in _steps(manager) if _complete(manager.directory / str(s))]
+    steps = [s for s in files.steps(manager) if files.complete(manager.directory / str(s))]
     if step is not None:
         if step not in steps:
             raise config.ConfigError(f"{manager.directory}: no complete checkpoint of step {step}; "
                                      f"there are: {', '.join(map(str, steps)) or 'none'}")
         return _read(manager, like, step)
     for candidate in steps:
-        try:
-            return _read(manager, like, candidate)
-        except config.ConfigError:
-            raise
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            LOG.warning("%s: checkpoint %d cannot be read, trying an older one: %s",
-                        manager.directory, candidate, error)
-            _set_aside(manager, [candidate])
+        state, fault = _attempt(manager, like, candidate)
+        # A process reads its own shards: what one cannot read, none may go on from.
+        faults = processes.gather(fault, what=f"reading of checkpoint {candidate}",
+                                  seconds=READING_SECONDS)
+        if state is not None and not any(faults):
+            return state
+        LOG.warning("%s: checkpoint %d cannot be read, trying an older one: %s",
+                    manager.directory, candidate, next(filter(None, faults)))
+        files.set_aside(manager, [candidate])
     raise config.ConfigError(f"{manager.directory}: no checkpoint that can be read; start in "
                              "another work directory, or remove this one to begin again")
 
 
 def wait(manager: ocp.CheckpointManager) -> None:
-    """Until the last save is complete on disk; raises if it failed."""
-    manager.wait_until_finished()
+    """Until the last save is complete on disk; ConfigError if it failed."""
+    with files.explained(manager, None):
+        manager.wait_until_finished()
 
 
 def close(manager: ocp.CheckpointManager) -> None:
     """Wait for the last save and end the manager's threads."""
-    manager.wait_until_finished()
+    wait(manager)
     manager.close()
 
 
 # --------------------------------------------------------------------------------- one checkpoint
 
 
+def _attempt(manager: ocp.CheckpointManager, like: types.RunState, step: int
+             ) -> tuple[types.RunState | None, str]:
+    """The state, or why this process cannot read it."""
+    try:
+        return _read(manager, like, step), ""
+    except config.ConfigError:
+        raise
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        return None, f"process {jax.process_index()}: {error}"
+
+
 def _read(manager: ocp.CheckpointManager, like: types.RunState, step: int) -> types.RunState:
-    targets = _named(like)
-    shapes = manager.restore(step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
-    shapes = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in shapes.items()}
-    _check(manager.directory / str(step), targets, shapes)
+    """Not by the manager's own restore: at its barriers, processes that can read their shards would
+    wait for one that cannot."""
+    targets, path = _named(like), manager.directory / str(step)
+    files.check_format(path)
+    shapes = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in
+              json.loads((path / "leaves" / "metadata").read_text()).items()}
+    _check(path, targets, shapes)
     full = [name for name, (_, shape) in shapes.items() if 0 not in shape]
     item = {name: np.empty(0) if _on_host(targets[name]) else targets[name] for name in full}
     how = {name: _restore_args(targets[name]) for name in full}
     with jax.transfer_guard("allow"):
-        arrays = dict(manager.restore(step, args=ocp.args.Composite(
-            arrays=ocp.args.PyTreeRestore(item, restore_args=how))).arrays)
+        arrays = dict(ocp.PyTreeCheckpointHandler().restore(
+            path / "arrays", args=ocp.args.PyTreeRestore(item, restore_args=how)))
     for name in shapes.keys() - arrays.keys():
         empty = np.zeros(shapes[name][1], shapes[name][0])
         target = targets[name]
@@ -176,42 +224,6 @@ def _named(state: types.RunState) -> dict[str, Any]:
 
 def _text(dtype: np.dtype, shape: tuple[int, ...]) -> str:
     return f"{dtype.name}[{','.join(map(str, shape))}]"
-
-
-# ------------------------------------------------------------------------------ checkpoints on disk
-
-
-def _steps(manager: ocp.CheckpointManager) -> list[int]:
-    """Steps that have a directory, newest first. The manager's own list also has unwritten ones."""
-    names = (path.name for path in manager.directory.iterdir())
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
-
-
-def _complete(path: Any) -> bool:
-    """Whether all that Orbax writes last is there and can be read."""
-    try:
-        root = json.loads((path / "_CHECKPOINT_METADATA").read_text())
-        committed = root["commit_timestamp_nsecs"]
-        json.loads((path / "leaves" / "metadata").read_text())
-        json.loads((path / "arrays" / "_METADATA").read_text())
-        tree = (path / "arrays" / "manifest.ocdbt").stat().length
-    except (OSError, ValueError, KeyError):
-        return False
-    return path.name.isdigit() and bool(committed) and tree > 0
-
-
-def _set_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
-    if not steps:
-        return
-    if jax.process_index() == 0:
-        for step in steps:
-            names = (manager.directory / f"incomplete_{step}_{n}" for n in itertools.count())
-            target = next(path for path in names if not path.exists())
-            (manager.directory / str(step)).rename(target)
-            LOG.warning("%s: checkpoint %d is renamed to %s", manager.directory, step, target.name)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("checkpoints set aside")
-    manager.reload()
 
 
 # -------------------------------------------------------------------------------------- config.json

@@ -17,8 +17,9 @@ RULES = {"embed": "fsdp", "heads": "tensor", "ff": "tensor", "vocab": "tensor"}
 
 
 def make(cfg: config.Mesh, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh of the configured shape over the first devices there are."""
-    devices = jax.devices() if devices is None else devices
+    """A mesh of the configured shape over the first devices there are, some of every process."""
+    here = jax.devices() if devices is None else []
+    devices = devices or here
     rest = cfg.fsdp * cfg.tensor
     data = len(devices) // rest if cfg.data == -1 else cfg.data
     count = data * rest
@@ -26,6 +27,10 @@ def make(cfg: config.Mesh, devices: list[jax.Device] | None = None) -> Mesh:
         raise config.ConfigError(
             f"config.mesh asks for {cfg.data} x {cfg.fsdp} x {cfg.tensor} devices "
             f"(data x fsdp x tensor); {len(devices)} are here")
+    if idle := {one.process_index for one in here} - {one.process_index for one in devices[:count]}:
+        raise config.ConfigError(
+            f"config.mesh takes the first {count} of {len(devices)} devices, and none of process "
+            f"{', '.join(map(str, sorted(idle)))}: take all devices, or start fewer processes")
     return Mesh(np.asarray(devices[:count]).reshape(data, cfg.fsdp, cfg.tensor), AXES)
 
 

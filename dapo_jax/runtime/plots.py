@@ -85,6 +85,13 @@ PANELS = (
     Panel("time", "Where the time goes", "seconds per step", tuple(
         (f"time/{phase}", phase) for phase in
         ("rollout", "reward", "pack", "update", "eval", "checkpoint")), kind="stack"),
+    Panel("processes", "How long the processes were busy", "seconds per step", (
+        ("processes/slowest_seconds", "the slowest"), ("processes/mean_seconds", "mean of all")),
+        limits=(0, None), note="All wait for the slowest; where the two part, one holds up the "
+                               "others. Evaluations are left out."),
+    Panel("slowest", "Which process was the slowest", "process",
+          (("processes/slowest", "slowest"),), limits=(-0.5, None),
+          note="Always the same one: look at its machine, and at its log in DIR/logs."),
     Panel("speed", "Speed", "tokens per second", (
         ("tokens_per_second/rollout", "rollout"), ("tokens_per_second/update", "update")),
         limits=(0, None)),

@@ -6,10 +6,11 @@ import pathlib
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from dapo_jax import config, types
-from dapo_jax.runtime import checkpoint
+from dapo_jax.runtime import checkpoint, checkpoint_files
 
 
 def save(path: str | os.PathLike, tree: types.Tree) -> None:
@@ -28,9 +29,12 @@ def restore(path: str | os.PathLike, like: types.Tree) -> types.Tree:
         return checkpointer.restore(path, like)
 
 
-def check_run(workdir: str | os.PathLike, like: types.Tree) -> None:
-    """Refuse a run without a checkpoint, or whose parameters are not of the shapes of `like`."""
-    with _opened(workdir) as (manager, step):
+def check_run(workdir: str | os.PathLike, like: types.Tree, *, wanted: int = -1) -> None:
+    """Refuse a run without a checkpoint, or whose parameters are not of the shapes of `like`.
+
+    `wanted` is the checkpoint's step; -1: the newest.
+    """
+    with _opened(workdir, wanted) as (manager, step):
         stored = manager.restore(
             step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
     for name, leaf in _named(like).items():
@@ -41,25 +45,40 @@ def check_run(workdir: str | os.PathLike, like: types.Tree) -> None:
                 f"this model needs {leaf.shape}: it is of another model")
 
 
-def params_of_run(workdir: str | os.PathLike, like: types.Tree) -> types.Tree:
-    """The parameters in the newest checkpoint of another run, in the types and onto the shardings
-    of `like`; see `check_run`."""
+def params_of_run(workdir: str | os.PathLike, like: types.Tree, *, wanted: int = -1
+                  ) -> tuple[int, types.Tree]:
+    """Step and parameters of a checkpoint of a run, in the types and onto the shardings of `like`;
+    nothing else of it is read. See `check_run`."""
     item = _named(like)
     how = {name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype)
            for name, leaf in item.items()}
-    with _opened(workdir) as (manager, step):
+    with _opened(workdir, wanted) as (manager, step), jax.transfer_guard("allow"):
         found = manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(
             item, restore_args=how, partial_restore=True))).arrays
-    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in item])
+    return step, jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in item])
+
+
+def mark_of_run(workdir: str | os.PathLike, *, step: int) -> np.ndarray:
+    """The mark u32[leaves] of the base model that a run's adapter was trained on."""
+    with _opened(workdir, step) as (manager, _):
+        return manager.restore(step, args=ocp.args.Composite(arrays=ocp.args.PyTreeRestore(
+            {"base": np.empty(0)}, restore_args={"base": ocp.RestoreArgs(restore_type=np.ndarray)},
+            partial_restore=True))).arrays["base"]
 
 
 @contextlib.contextmanager
-def _opened(workdir: str | os.PathLike) -> Iterator[tuple[ocp.CheckpointManager, int]]:
+def _opened(workdir: str | os.PathLike, wanted: int
+            ) -> Iterator[tuple[ocp.CheckpointManager, int]]:
+    nothing = config.ConfigError(f"--workdir={workdir} holds no complete checkpoint" + (
+        f" of step {wanted}" if wanted >= 0 else ""))
+    if not (pathlib.Path(workdir) / "checkpoints").is_dir():  # opening it would make it
+        raise nothing
     manager = checkpoint.open_manager(workdir, keep=1)
     try:
-        step = checkpoint.latest(manager)
-        if step is None:
-            raise config.ConfigError(f"{workdir} holds no complete checkpoint")
+        step = checkpoint.latest(manager) if wanted < 0 else wanted
+        if step is None or not checkpoint_files.complete(manager.directory / str(step)):
+            raise nothing
+        checkpoint_files.check_format(manager.directory / str(step))
         yield manager, step
     finally:
         checkpoint.close(manager)

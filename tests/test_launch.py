@@ -1,0 +1,161 @@
+"""The scripts of launch/: what they would run, and how several processes end."""
+
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir())
+
+# Acts by its flags, as a process of the run would: --fail=INDEX with --status=S, --stay until told.
+STAND_IN = """#!/usr/bin/env bash
+[ "$1" = -c ] && { echo 12345; exit; }
+for one in "$@"; do
+    case "$one" in
+        --process=*) index="${one#*=}" ;; --fail=*) fail="${one#*=}" ;;
+        --status=*) status="${one#*=}" ;; --stay) stay=yes ;;
+    esac
+done
+echo "hello of $index"
+trap 'echo told; exit 143' TERM
+if [ "$index" = "${fail:-}" ]; then exit "$status"; fi
+while [ "${stay:-}" = yes ]; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    path = tmp_path / "python"
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    monkeypatch.setenv("PYTHON_OF_RUN", str(path))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+def call(script, *arguments):
+    return subprocess.run([ROOT / "launch" / script, *arguments], capture_output=True, text=True,
+                          cwd=ROOT, timeout=60)
+
+
+def test_shellcheck_finds_nothing():
+    checked = subprocess.run([shutil.which("shellcheck") or pytest.skip("no shellcheck"), "-x",
+                              *(f"launch/{name}" for name in SCRIPTS)], capture_output=True,
+                             text=True, cwd=ROOT, timeout=120)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("script", ["processes.sh", "slurm.sh", "tpu_pod.sh", "gke_jobset.sh"])
+def test_help_is_the_head_of_the_script_and_nonsense_is_refused(script):
+    told = call(script, "--help")
+    assert told.returncode == 0 and f"launch/{script}" in told.stdout and "#" not in told.stdout
+    refused = call(script, "nonsense", "--dry-run")
+    assert refused.returncode == 2 and "error: " in refused.stderr and not refused.stdout
+
+
+# --------------------------------------------------------------------------------- processes here
+
+
+def test_output_stands_behind_its_process_and_all_done_is_0(stand_in):
+    ran = call("processes.sh", "3")
+    assert ran.returncode == 0
+    assert sorted(ran.stdout.splitlines()) == [f"[{i}] hello of {i}" for i in range(3)]
+
+
+def test_one_that_fails_is_named_and_the_others_are_ended(stand_in):
+    ran = call("processes.sh", "3", "--fail=1", "--status=7", "--stay", "--grace=1")
+    assert ran.returncode == 7
+    assert "process 1 of 3 ended with status 7" in ran.stderr
+
+
+@pytest.mark.parametrize("status, starts", [(9, 3), (2, 1), (3, 1)])
+def test_starts_again_are_bounded_and_not_for_bad_input_or_limits(stand_in, status, starts):
+    ran = call("processes.sh", "1", "--fail=0", f"--status={status}", "--restarts=2")
+    assert ran.returncode == status
+    assert ran.stdout.count("hello of 0") == starts
+
+
+def test_a_signal_reaches_all_and_nothing_is_started_again(stand_in):
+    process = subprocess.Popen([ROOT / "launch" / "processes.sh", "2", "--stay", "--restarts=5"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(2):
+        assert "hello of" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert sorted(out.splitlines()) == ["[0] told", "[1] told"]
+
+
+def test_each_process_has_its_own_gpus_and_place(stand_in):
+    lines = call("processes.sh", "2", "--gpus=2", "--dry-run", "--x=a b").stdout.splitlines()
+    assert [line.split()[1] for line in lines] == [
+        r"CUDA_VISIBLE_DEVICES=0\,1", r"CUDA_VISIBLE_DEVICES=2\,3"]
+    for index, line in enumerate(lines):
+        assert f"--processes=2 --process={index} --x=a\\ b" in line
+
+
+def test_flags_for_xla_exist():
+    """XLA ends a process at once for a flag that it does not know."""
+    probe = (". launch/environment.sh && platform_flags gpu && platform_flags gpu-deterministic && "
+             'exec "$0" -c "import jax; jax.devices()"')
+    ran = subprocess.run(["bash", "-c", probe, sys.executable], capture_output=True, text=True,
+                         cwd=ROOT, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+# ------------------------------------------------------------------------------- clusters, printed
+
+
+def test_slurm_is_asked_for_tasks_a_warning_before_the_limit_and_the_job(stand_in):
+    line = call("slurm.sh", "--dry-run", "--nodes=4", "--tasks-per-node=8", "--gpus", "--leave=120",
+                "--sbatch=--partition=long", "--workdir=/shared/run").stdout
+    for part in ("--nodes=4", "--ntasks-per-node=8", "--signal=TERM@120", "--gpus-per-task=1",
+                 "--partition=long", "launch/slurm.sbatch --workdir=/shared/run"):
+        assert part in line
+    job = call("slurm.sbatch", "--dry-run", "--workdir=/shared/run").stdout
+    assert job.startswith("srun ") and "dapo_jax.train --cluster=slurm --workdir=/shared" in job
+
+
+def test_a_tpu_slice_is_asked_for_and_trained_on_by_all_hosts():
+    options = ("--dry-run", "--name=n", "--zone=z", "--accelerator=v5litepod-16", "--runtime=v")
+    queue = call("tpu_pod.sh", "queue", *options, "--spot").stdout
+    assert queue.startswith("gcloud compute tpus queued-resources create n --zone=z ")
+    assert "--accelerator-type=v5litepod-16" in queue and "--spot" in queue
+    ran = call("tpu_pod.sh", "train", *options, "--workdir=/mnt/run").stdout
+    assert "ssh n --zone=z --worker=all" in ran and r"--cluster=auto\ --workdir=/mnt/run" in ran
+    assert call("tpu_pod.sh", "train", *options).returncode == 2  # no work directory
+
+
+SCHEMA = json.loads((ROOT / "tests" / "cases" / "jobset_schema.json").read_text())
+TPU = ("--image=registry/it's:1", "--accelerator=tpu-v5-lite-podslice", "--topology=4x4")
+
+
+@pytest.mark.parametrize("options", [
+    TPU, (*TPU, "--slices=2", "--claim=runs"),
+    ("--image=i", "--gpus", "--accelerator=nvidia-h100-80gb", "--hosts=2", "--chips=8")])
+def test_the_manifest_is_a_jobset(options):
+    text = call("gke_jobset.sh", *options, "--workdir=/runs/a", "--config.x=('a',1)").stdout
+    manifest = yaml.safe_load(text)
+    jsonschema.validate(manifest, SCHEMA)
+    (job,) = manifest["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == options[0].removeprefix("--image=")
+    parsed = subprocess.run(["bash", "-c", f"exec() {{ printf '%s\\n' \"$@\"; }}; "
+                             f"JOB_INDEX=1 JOB_COMPLETION_INDEX=1; {container['args'][0]}"],
+                            capture_output=True, text=True).stdout.splitlines()
+    assert parsed[:5] == ["python", "-m", "dapo_jax.train", "--workdir=/runs/a",
+                          "--config.x=('a',1)"]
+    assert parsed[-1] == ("--process=3" if "--gpus" in options else "--cluster=auto")
+
+
+def test_the_schema_refuses_what_is_no_jobset():
+    manifest = yaml.safe_load(call("gke_jobset.sh", *TPU).stdout)
+    manifest["spec"]["replicatedJobs"][0]["replica"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        jsonschema.validate(manifest, SCHEMA)
