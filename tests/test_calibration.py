@@ -25,7 +25,7 @@ def source(monkeypatch):
     monkeypatch.setattr(calibration.time, "perf_counter", lambda: clock[0])
     return plain.SimpleNamespace(
         engine=plain.SimpleNamespace(slots=(4, 16)), table=range(100), root=None, calls=calls,
-        size=plain.SimpleNamespace(samples_per_prompt=3))
+        size=plain.SimpleNamespace(samples_per_prompt=3), late_seconds=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
