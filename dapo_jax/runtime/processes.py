@@ -78,7 +78,9 @@ def start(cluster: Cluster) -> None:
     try:
         jax.distributed.initialize(
             **manual, cluster_detection_method=method,
-            heartbeat_timeout_seconds=cluster.heartbeat_seconds)
+            heartbeat_timeout_seconds=cluster.heartbeat_seconds,
+            # One that ends by an error waits so long for the others, who wait for it.
+            shutdown_timeout_seconds=cluster.heartbeat_seconds)
     except (RuntimeError, ValueError) as error:
         raise config.ConfigError(
             f"--cluster={cluster.kind}: the processes of the run did not find each other: {error}"
