@@ -80,7 +80,11 @@ class Samples:
         return len(self.group)
 
     def take(self, rows: np.ndarray) -> "Samples":
-        """Rows by index or boolean mask; every column stays aligned."""
+        """Rows by index or boolean mask; every column stays aligned. All rows in their order are
+        the samples themselves: a step's tokens may be gigabytes."""
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(rows))):
+            return self
         return jax.tree.map(lambda column: column[rows], self)
 
 
@@ -97,7 +101,9 @@ def no_samples(width: int) -> Samples:
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:
-    """Rows of `first`, then of `second`; both of one width."""
+    """Rows of `first`, then of `second`; both of one width. With nothing added it is no copy."""
+    if not (len(first) and len(second)):
+        return first if len(first) else second
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), first, second)
 
 
