@@ -3,17 +3,19 @@
 import importlib
 
 from dapo_jax import config
-from dapo_jax.envs import calculator, episodes, guess_number, python_tool
+from dapo_jax.envs import episodes
 
-ENVIRONMENTS = {one.name: one for one in (
-    calculator.ENVIRONMENT, guess_number.ENVIRONMENT, python_tool.ENVIRONMENT)}
+# By name and not imported: a worker imports the one that it serves.
+ENVIRONMENTS = {
+    "calculator": "dapo_jax.envs.calculator:ENVIRONMENT",
+    "guess_number": "dapo_jax.envs.guess_number:ENVIRONMENT",
+    "python": "dapo_jax.envs.python_tool:ENVIRONMENT",
+}
 
 
 def environment(name: str) -> episodes.Environment:
     """One of ENVIRONMENTS, or that at "module:NAME"; ConfigError says what of it is missing."""
-    if name in ENVIRONMENTS:
-        return ENVIRONMENTS[name]
-    module_name, _, attribute = name.partition(":")
+    module_name, _, attribute = ENVIRONMENTS.get(name, name).partition(":")
     if not module_name or not attribute:
         raise config.ConfigError(f"there is no environment {name!r}"
                                  f"{config.near(name, ENVIRONMENTS)}; name one of "

@@ -275,8 +275,9 @@ def _replace(pool: Pool, slot: int, kind: str) -> None:
     processes.sweep(worker.mark)
     status = worker.process.returncode
     if not worker.ready:
-        raise config.ConfigError(f"a worker for environment {pool.name!r} ended with status "
-                                 f"{status} before it was ready, or took over {scoring.START_SECONDS:g} s")
+        raise config.ConfigError(
+            f"a worker for environment {pool.name!r} ended with status {status} before it was "
+            f"ready, or took over {scoring.START_SECONDS:g} s")
     if worker.call:
         if status == -signal.SIGALRM:  # its own alarm, since this process did not get to run
             kind = "timeout"

@@ -27,4 +27,4 @@ def plain(text: str) -> str:
     A tool's output is a stranger's: it must not close its own tag, open a call, or pass for the
     start of a message. That it holds no special *tokens* is for whoever encodes it.
     """
-    return re.sub(r"<(?=[/|A-Za-z])|\[(?=/?INST\])", lambda found: found[0] + "\u200a", text)
+    return re.sub(r"<(?=[/|\uff5cA-Za-z])|\[(?=/?INST\])", lambda found: found[0] + " ", text)
