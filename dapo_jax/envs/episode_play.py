@@ -69,7 +69,7 @@ def play(pool: episode_pool.Pool, begun: Sequence[Episode],
 
     `policy(place, episode)` writes the next text, or None to leave it. An episode is left after
     `turns` turns, and fails by "timeout" if the environment has not answered when `seconds` are
-    over.
+    over; the pool is closed then.
     """
     limit, found = time.monotonic() + seconds, list(begun)
     for place, episode in enumerate(found):
