@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import signal
 import time
 
 from dapo_jax.envs import episodes
@@ -30,6 +31,7 @@ def act(text, record):
     if text == "raise":
         raise ZeroDivisionError("on purpose")
     if text == "hang":
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # else the worker's own alarm would end it
         time.sleep(1000)
     if text == "die":
         os._exit(3)

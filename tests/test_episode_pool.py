@@ -49,7 +49,7 @@ def test_an_episode_is_played_turn_by_turn(hostile):
 
 
 @pytest.mark.parametrize("text, kind, message", [
-    ("raise", "error", "hostile_environments.py:31: ZeroDivisionError: on purpose"),
+    ("raise", "error", "hostile_environments.py:32: ZeroDivisionError: on purpose"),
     ("die", "ended", "its worker ended with status 3"), ("hang", "timeout", "within 3 s"),
     ("hog", "memory", "more memory"), ("print", "", ""), ("fork", "", ""),
     ("nan", "turn", "no finite number"), ("text", "turn", "returned a str, not a Turn"),
