@@ -1,9 +1,9 @@
-"""List the tasks, or show problems of one.
+"""List the tasks and the environments of several turns, or show problems of one.
 
     python -m dapo_jax.envs              every task, those of reasoning-gym too, with an example
     python -m dapo_jax.envs NAME [N]     N problems (3) with a right answer and its reward
 
-NAME is a task, or a data set of reasoning-gym.
+NAME is a task, an environment, or a data set of reasoning-gym.
 """
 
 import shutil
@@ -14,16 +14,19 @@ from typing import Any
 
 from dapo_jax import config
 from dapo_jax.data import sources
-from dapo_jax.envs import base, reasoning_gym
+from dapo_jax.envs import base, environments, reasoning_gym
 
 SHOWN = 3
 WIDTH = 100
+RULE = "\n" + "-" * 40 + "\n"
 GYM = "reasoning_gym"
+ENVIRONMENTS = {name: environments.environment(name) for name in environments.ENVIRONMENTS}
 
 
 def _tasks() -> dict[str, str]:
     """Name to purpose of what can be shown."""
     tasks = {name: task.purpose for name, task in sources.TASKS.items()}
+    tasks |= {name: f"(several turns) {one.purpose}" for name, one in ENVIRONMENTS.items()}
     try:
         return tasks | {f"{GYM}:{name}": "" for name in reasoning_gym.names()}
     except config.ConfigError as error:
@@ -31,12 +34,17 @@ def _tasks() -> dict[str, str]:
 
 
 def records(name: str, count: int) -> list[base.Record]:
-    """A few problems of a task, or of a data set of reasoning-gym; ConfigError if there is none."""
+    """A few problems of a task, an environment, or a data set of reasoning-gym.
+
+    ConfigError if there is none of this name.
+    """
+    if name in ENVIRONMENTS:
+        return ENVIRONMENTS[name].examples(count)
     name, _, dataset = name.partition(":")
     if name not in sources.TASKS:
         name, dataset = GYM, name
         if dataset not in reasoning_gym.names():
-            known = [*sources.TASKS, *reasoning_gym.names()]
+            known = [*sources.TASKS, *ENVIRONMENTS, *reasoning_gym.names()]
             raise config.ConfigError(f"there is no task {dataset!r}{config.near(dataset, known)}; "
                                      "python -m dapo_jax.envs lists all")
     task = sources.task(name)
@@ -63,14 +71,17 @@ def _listing() -> str:
 
 
 def _shown(name: str, count: int) -> str:
+    if name in ENVIRONMENTS:
+        return RULE.join(_problem(record, None) for record in records(name, count))
     task = sources.task(name if name in sources.TASKS else GYM)
     reward = base.resolve_reward(task.reward)
-    return ("\n" + "-" * 40 + "\n").join(
+    return RULE.join(
         _problem(record, reward(record["answer"], record)) for record in records(name, count))
 
 
-def _problem(record: Mapping[str, Any], reward: float) -> str:
-    score = "" if record["answer"] == base.NO_ANSWER else f"\nreward of it: {reward:g}"
+def _problem(record: Mapping[str, Any], reward: float | None) -> str:
+    unknown = reward is None or record["answer"] == base.NO_ANSWER
+    score = "" if unknown else f"\nreward of it: {reward:g}"
     return f"{record['prompt']}\n\nright answer: {record['answer']}{score}"
 
 

@@ -35,13 +35,13 @@ def main(reward: str, weights: tuple, *, timeout: float, memory_mb: int) -> None
     # Ctrl-C ends the parent, which closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    requests, replies = _private_pipes()
-    threading.Thread(target=_leave_with_parent, args=(requests.fileno(),), daemon=True).start()
+    requests, replies = private_pipes()
+    threading.Thread(target=leave_with_parent, args=(requests.fileno(),), daemon=True).start()
     scorer = None
     try:
-        _limit_memory(memory_mb)
+        limit_memory(memory_mb)
         scorer = parts.scorer(reward, parts.weights(weights))
-        _reply(replies, "ready", None)
+        reply(replies, "ready", None)
         while True:
             _serve(scorer, pickle.load(requests), timeout, replies)
     except EOFError:
@@ -49,13 +49,13 @@ def main(reward: str, weights: tuple, *, timeout: float, memory_mb: int) -> None
     except BaseException as error:  # also SystemExit, from a module that exits while imported
         starved = isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError)
         if starved and scorer:  # by what earlier items left: another worker takes what is left
-            _reply(replies, "leaving", None)
+            reply(replies, "leaving", None)
         else:
             hint = f" (config.scoring.memory_mb = {memory_mb})" if starved else ""
-            _reply(replies, "failed", f"{type(error).__name__}: {error}{hint}")
+            reply(replies, "failed", f"{type(error).__name__}: {error}{hint}")
 
 
-def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+def private_pipes() -> tuple[BinaryIO, BinaryIO]:
     """The pipes to the parent, out of reach of the reward's prints, reads and child processes."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull) as nothing:
@@ -68,7 +68,7 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def _limit_memory(memory_mb: int) -> None:
+def limit_memory(memory_mb: int) -> None:
     """Let an allocation beyond the limit raise MemoryError. Forked processes inherit the limit."""
     if memory_mb:
         # Data, not address space: libraries map and reserve far more than they ever use.
@@ -76,7 +76,7 @@ def _limit_memory(memory_mb: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
-def _leave_with_parent(requests: int) -> None:
+def leave_with_parent(requests: int) -> None:
     """End the process, and all it started, with its parent, though an item is still running."""
     parent = os.getppid()
     poller = select.poll()
@@ -89,16 +89,16 @@ def _leave_with_parent(requests: int) -> None:
 
 
 def _serve(scorer: parts.Scorer, items: list, timeout: float, replies: BinaryIO) -> None:
-    _reply(replies, "begin", None)
+    reply(replies, "begin", None)
     here = os.getpid()
     for text, record in items:
         # The parent kills a late worker. If the parent is gone and a C function keeps the
         # interpreter from noticing (a regular expression does), the kernel's alarm ends it.
         signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
-        reply = _answer(scorer, text, record)
+        found = _answer(scorer, text, record)
         if os.getpid() != here:
             os._exit(0)  # the reward forked, and the child came back from it too
-        _reply(replies, *reply)
+        reply(replies, *found)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -117,7 +117,8 @@ def _answer(scorer: parts.Scorer, text: str, record: Mapping[str, Any]) -> tuple
         return "error", f"{scorer.name}: {frame.filename}:{frame.lineno}: {reason}"
 
 
-def _reply(replies: BinaryIO, kind: str, value: Any) -> None:
+def reply(replies: BinaryIO, kind: str, value: Any) -> None:
+    """Send one line; a text is cut at MESSAGE characters."""
     value = value[:MESSAGE] if isinstance(value, str) else value
     line = json.dumps([kind, value]).encode() + b"\n"
     while line:
