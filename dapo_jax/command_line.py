@@ -82,6 +82,11 @@ def _take_config(arguments: Sequence[str], program: str) -> tuple[str, list[str]
     return path, rest
 
 
+def config_path(arguments: Sequence[str]) -> str:
+    """The path given by --config; ConfigError if there is none."""
+    return _take_config(arguments, "the command")[0]
+
+
 def _take_gin(arguments: Sequence[str]) -> tuple[list[config_gin.Setting], list[str]]:
     """What each --gin_file and --gin_binding sets, and the other arguments."""
     found: dict[str, list[str]] = {"gin_file": [], "gin_binding": []}
