@@ -21,7 +21,8 @@ FLOORS = (
     ("evaluate", "calibration"),
     ("journal",),
     ("train", "report", "export", "generate", "profile_prompts", "simulate", "plan"),
-    ("bench", "studies.*", "reproduce", "sweep", "doctor"),
+    ("bench", "studies.*", "reproduce", "sweep", "self_test",
+     "doctor"),
 )
 
 
