@@ -2,8 +2,8 @@
 # Submits a sweep to SLURM as an array, a task for each setting: launch/sweep.sh [options] [flags of
 # dapo_jax.sweep], such as
 #     launch/sweep.sh --parallel=4 --gpus --config=FILE --out=/shared/DIR
-# Settings are checked and counted here first. Submitted again with the same DIR, finished ones end at
-# once and the others go on. When all are over, `python -m dapo_jax.sweep` with the same flags and
+# Settings are checked and counted here first. Submitted again with the same DIR, finished ones end
+# at once and the others go on. When all are over, `python -m dapo_jax.sweep` with the same flags and
 # --table writes the table.
 #   --parallel=K     tasks of the array that run at the same time (default 8)
 #   --dry-run        print the command and submit nothing
