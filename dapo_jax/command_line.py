@@ -10,14 +10,14 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from dapo_jax import config, config_checks
+from dapo_jax import config, config_checks, config_gin
 
 DONE, BAD_INPUT, LIMIT, TERMINATED = 0, 2, 3, 143
 
@@ -31,17 +31,21 @@ class Flag:
 
 
 def parse(
-    arguments: Sequence[str], *, program: str, purpose: str, extra: Mapping[str, Flag]
+    arguments: Sequence[str], *, program: str, purpose: str, extra: Mapping[str, Flag],
+    changes: Sequence[config_gin.Setting] = ()
 ) -> tuple[config.Config, dict[str, Any]]:
     """The checked configuration and the other flags' values.
 
-    Raises ConfigError for anything wrong; prints help and leaves with status 0 for --help.
+    The file, what is bound in Gin, --config.a.b and `changes` set fields in this order. Raises
+    ConfigError for anything wrong; prints help and leaves with status 0 for --help.
     """
     if {"--help", "-h", "-help"} & set(arguments):
         print(describe(program, purpose, extra))
         raise SystemExit(DONE)
     path, arguments = _take_config(arguments, program)
+    bound, arguments = _take_gin(arguments)
     values, chosen = flags.FlagValues(), load_file(path)
+    set_fields(chosen, bound)
     for name, flag in extra.items():
         kind = flags.DEFINE_integer if isinstance(flag.default, int) else flags.DEFINE_string
         kind(name, flag.default, flag.help, flag_values=values)
@@ -57,6 +61,7 @@ def parse(
     for name in (name for name, flag in extra.items() if flag.default is None):
         if not values[name].value:
             raise config.ConfigError(f"--{name} is missing; see {program} --help")
+    set_fields(values["config"].value, changes)
     cfg = config_checks.from_dict(values["config"].value)
     return cfg, {name: values[name].value for name in extra}
 
@@ -77,8 +82,59 @@ def _take_config(arguments: Sequence[str], program: str) -> tuple[str, list[str]
     return path, rest
 
 
+def config_path(arguments: Sequence[str]) -> str:
+    """The path given by --config; ConfigError if there is none."""
+    return _take_config(arguments, "the command")[0]
+
+
+def _take_gin(arguments: Sequence[str]) -> tuple[list[config_gin.Setting], list[str]]:
+    """What each --gin_file and --gin_binding sets, and the other arguments."""
+    found: dict[str, list[str]] = {"gin_file": [], "gin_binding": []}
+    rest, waiting = [], ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        name = name.removeprefix("-").removeprefix("-") if argument.startswith("-") else ""
+        if waiting:
+            found[waiting].append(argument)
+            waiting = ""
+        elif name not in found:
+            rest.append(argument)
+        elif equals:
+            found[name].append(value)
+        else:
+            waiting = name
+    if waiting or not all(all(each) for each in found.values()):
+        raise config.ConfigError("--gin_file=FILE or --gin_binding='config.a.b = VALUE' has no "
+                                 "value")
+    return config_gin.read(found["gin_file"], found["gin_binding"]), rest
+
+
+def set_fields(values: ml_collections.ConfigDict, changes: Iterable[config_gin.Setting]) -> None:
+    """Change fields in place; ConfigError names one that does not exist, with its neighbours, or
+    whose value is of another type."""
+    known = field_names()
+    for one in changes:
+        if one.name not in known:
+            raise config.ConfigError(f"{one.where}: unknown field config.{one.name}"
+                                     f"{config.near(one.name, known)}")
+        try:
+            values.update_from_flattened_dict({one.name: one.value})
+        except (TypeError, ValueError) as error:
+            raise config.ConfigError(f"{one.where}: {error}") from error
+
+
 def load_file(path: str) -> ml_collections.ConfigDict:
     """The ConfigDict of a configuration file's get_config()."""
+    values = call_file(path, "get_config")
+    if not isinstance(values, ml_collections.ConfigDict):
+        raise config.ConfigError(f"{path}: get_config() must return a ConfigDict made by "
+                                 f"dapo_jax.config.default(), not {type(values).__name__}")
+    return values
+
+
+def call_file(path: str, function: str) -> Any:
+    """What a configuration file's function of no arguments returns; None if it has no such
+    function. Raises ConfigError with file and line for what goes wrong there."""
     if not pathlib.Path(path).is_file():
         raise config.ConfigError(f"--config={path}: there is no such file")
     spec = importlib.util.spec_from_file_location("experiment", path)
@@ -87,16 +143,12 @@ def load_file(path: str) -> ml_collections.ConfigDict:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        values = module.get_config()
+        return getattr(module, function, lambda: None)()
     except (Exception, SystemExit) as error:
         here = [frame for frame in traceback.extract_tb(error.__traceback__)
                 if frame.filename == spec.origin]
         line = f", line {here[-1].lineno}" if here else ""
         raise config.ConfigError(f"{path}{line}: {_fault(error)}") from error
-    if not isinstance(values, ml_collections.ConfigDict):
-        raise config.ConfigError(f"{path}: get_config() must return a ConfigDict made by "
-                                 f"dapo_jax.config.default(), not {type(values).__name__}")
-    return values
 
 
 def _fault(error: Exception) -> str:
@@ -137,7 +189,10 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
              + " ".join(f"[--{name}=...]" if flag.default is not None else f"--{name}=..."
                         for name, flag in extra.items()),
              "", "  --config=FILE", "      a Python file whose get_config() returns "
-             "dapo_jax.config.default() with changes; see configs/"]
+             "dapo_jax.config.default() with changes; see configs/",
+             "  --gin_file=FILE, --gin_binding='config.a.b = VALUE'",
+             "      the same fields in Gin's language (package gin-config), before --config.a.b; "
+             "repeatable"]
     for name, flag in extra.items():
         lines += [f"  --{name}={'' if flag.default is None else flag.default}",
                   f"      {flag.help}"]

@@ -32,7 +32,7 @@ for argument in "$@"; do
         --requeues=*) requeues="${argument#*=}" ;;
         --sbatch=*) options+=("${argument#--sbatch=}") ;;
         --cluster=*) refuse "$argument is set by the job" ;;
-        --workdir=*) workdir="${argument#*=}"; flags+=("$argument") ;;
+        --workdir=* | --out=*) workdir="${argument#*=}"; flags+=("$argument") ;;
         -*) flags+=("$argument") ;;
         *) refuse "'$argument' is no flag" ;;
     esac

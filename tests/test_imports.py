@@ -11,7 +11,7 @@ PACKAGE = "dapo_jax"
 
 # From the ground up. A file stands on the highest floor that names it.
 FLOORS = (
-    ("config", "config_*", "types", "command_line"),
+    ("config", "config_*", "types", "command_line", "sweeps"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
      "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
@@ -21,7 +21,8 @@ FLOORS = (
     ("evaluate", "calibration"),
     ("journal",),
     ("train", "report", "export", "generate", "profile_prompts", "simulate", "plan"),
-    ("bench", "studies.*", "reproduce"),
+    ("bench", "studies.*", "reproduce", "sweep", "self_test",
+     "doctor"),
 )
 
 

@@ -51,7 +51,8 @@ def test_shellcheck_finds_nothing():
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("script", ["processes.sh", "slurm.sh", "tpu_pod.sh", "gke_jobset.sh"])
+@pytest.mark.parametrize("script", ["processes.sh", "slurm.sh", "sweep.sh", "tpu_pod.sh",
+                                    "gke_jobset.sh"])
 def test_help_is_the_head_of_the_script_and_nonsense_is_refused(script):
     told = call(script, "--help")
     assert told.returncode == 0 and f"launch/{script}" in told.stdout and "#" not in told.stdout
@@ -120,6 +121,28 @@ def test_slurm_is_asked_for_tasks_a_warning_before_the_limit_and_the_job(stand_i
         assert part in line
     job = call("slurm.sbatch", "--dry-run", "--workdir=/shared/run").stdout
     assert job.startswith("srun ") and "dapo_jax.train --cluster=slurm --workdir=/shared" in job
+
+
+def test_a_sweep_is_an_array_with_a_task_for_each_setting(tmp_path, monkeypatch):
+    listing = tmp_path / "python"  # checks nothing: three settings, whatever the flags
+    listing.write_text('#!/usr/bin/env bash\necho "$@" >>"${0%/*}/asked"\nprintf "%s\\n" 0 1 2\n')
+    listing.chmod(0o755)
+    monkeypatch.setenv("PYTHON_OF_RUN", str(listing))
+    flags = ("--config=f.py", "--config.rl.steps=5", "--out=/shared/out")
+    line = call("sweep.sh", "--dry-run", "--parallel=4", "--time=60", *flags).stdout
+    assert (tmp_path / "asked").read_text().split() == [
+        "-m", "dapo_jax.sweep", *flags, "--dry-run"]
+    assert "--array=0-2%4" in line and "--time=60" in line
+    assert line.split("launch/slurm.sbatch ")[1].split() == list(flags)
+    assert "--output=/shared/out/slurm-%j.out" in line
+    monkeypatch.setenv("DAPO_JAX_MODULE", "dapo_jax.sweep")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    job = call("slurm.sbatch", "--dry-run", *flags).stdout
+    assert job.split("-m ")[1].split() == ["dapo_jax.sweep", "--cluster=slurm", *flags, "--index=2"]
+    assert call("sweep.sh", "--dry-run", "--config=f.py").returncode == 2  # no folder
+    listing.write_text("#!/usr/bin/env bash\necho error: unknown field >&2\nexit 2\n")
+    refused = call("sweep.sh", "--dry-run", *flags)
+    assert refused.returncode == 2 and not refused.stdout and "unknown field" in refused.stderr
 
 
 def test_a_tpu_slice_is_asked_for_and_trained_on_by_all_hosts():

@@ -41,7 +41,8 @@ def run(folder, name, arguments):
 
 
 def test_readme_names_only_commands_that_are_tried_here():
-    tried = {"train", "evaluate", "report", "export", "generate", "bench", "reproduce", "plan"}
+    tried = {"train", "evaluate", "report", "export", "generate", "bench", "reproduce", "plan",
+             "sweep", "doctor"}
     for line in commands():
         if line[0].startswith("launch/"):
             assert (ROOT / line[0]).is_file()
@@ -76,6 +77,26 @@ def test_the_studies_work(tmp_path, study):
     arguments, = (line for line in of("reproduce", real=False) if line[0] == study)
     run(tmp_path, "reproduce", [*arguments, "--quick", "--seeds=1", "--jobs=2"])
     assert (tmp_path / study / f"{study}.md").is_file()
+
+
+def test_the_sweep_is_four_runs(tmp_path):
+    arguments, = of("sweep", real=False)
+    listed = run(tmp_path, "sweep", [one for one in arguments if "parallel" not in one]
+                 + ["--dry-run"])
+    assert [line.split()[2] for line in listed.splitlines()] == ["new"] * 4
+
+
+@pytest.mark.slow
+def test_the_sweep_ends_with_a_table_of_all_its_runs(tmp_path):
+    arguments, = of("sweep", real=False)
+    run(tmp_path, "sweep", arguments + SHORT)
+    assert (tmp_path / "rates/sweep.md").read_text().count("| 1 of 1 |") == 4
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_all_well(tmp_path):
+    arguments, = of("doctor", real=False)
+    assert run(tmp_path, "doctor", arguments).splitlines()[-1] == "all well"
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def job(one: Run, *, warm: Run | None = None) -> jobs.Job:
         one.name, ("-m", "dapo_jax.train", *flags(one)), log(one.out, one.name),
         done=lambda: (learning.finished(one.workdir)
                       and (one.workdir / "checkpoints" / str(last)).is_dir()),
-        status=lambda: f"step {_step(one.workdir)}/{last}", prepare=prepare)
+        status=lambda: f"step {newest_step(one.workdir)}/{last}", prepare=prepare)
 
 
 def adopt(source: pathlib.Path, workdir: pathlib.Path, cfg: config.Config) -> None:
@@ -81,8 +81,8 @@ def adopt(source: pathlib.Path, workdir: pathlib.Path, cfg: config.Config) -> No
     fresh.replace(workdir)
 
 
-def _step(workdir: pathlib.Path) -> int:
-    """The newest step that the run has logged."""
+def newest_step(workdir: pathlib.Path) -> int:
+    """The newest step that the run has logged; 0 if none."""
     path = workdir / "metrics.jsonl"
     lines = metrics.whole_lines(path.read_bytes()) if path.is_file() else []
     return json.loads(lines[-1])["step"] if lines else 0
