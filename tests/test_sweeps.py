@@ -58,8 +58,9 @@ def test_draws_are_the_same_again_and_do_not_depend_on_other_fields_or_the_count
     found = sweeps.random(5, DRAWS, seed=1)
     assert found == sweeps.random(5, DRAWS, seed=1) != sweeps.random(5, DRAWS)
     assert found[:3] == sweeps.random(3, DRAWS, seed=1)
-    alone = sweeps.random(5, {"config.rate": DRAWS["rate"]}, seed=1)
-    assert [one["rate"] for one in alone] == [one["rate"] for one in found]
+    for name, draw in DRAWS.items():
+        alone = sweeps.random(5, {f"config.{name}": draw}, seed=1)
+        assert [one[name] for one in alone] == [one[name] for one in found]
     assert len({one["rate"] for one in found}) == 5
 
 
