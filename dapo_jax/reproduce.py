@@ -12,6 +12,7 @@ a signal came; start again to go on
 """
 
 import argparse
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from dapo_jax.studies import base, dynamic_batching, token_loss
 STUDIES = {"dynamic_batching": dynamic_batching.STUDY, "token_loss": token_loss.STUDY}
 SOME_FAILED = 1
 PLAIN_SECONDS = 60.0  # between lines of progress that go to a file
+MOST_SEEDS = 100
 
 
 def _positive(text: str) -> int:
@@ -55,7 +57,18 @@ def _options(given: argparse.Namespace) -> base.Options:
     if wrong := [part for part in only if part not in known]:
         raise config.ConfigError(f"--only={given.only}: {given.study} has no part {wrong[0]!r}, "
                                  f"only {', '.join(known)}")
+    if given.seeds > MOST_SEEDS:
+        raise config.ConfigError(f"--seeds={given.seeds}: at most {MOST_SEEDS}")
+    _check_folder(given.out)
     return base.Options(given.out, given.quick, only, given.seeds, given.jobs)
+
+
+def _check_folder(out: pathlib.Path) -> None:
+    """Refuse what is no folder, or where none can be made."""
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise config.ConfigError(f"--out={out} cannot be written: {there} is no folder that this "
+                                 "user may write to")
 
 
 def main(arguments: Sequence[str]) -> int:
