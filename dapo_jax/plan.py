@@ -42,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
                                  f"{cfg.rollout.max_new_tokens}, or 0")
     if flags["compiles"] < 0:
         raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
+    if flags["json"]:
+        command_line.check_folder(pathlib.Path(flags["json"]).parent, flag="json")
     figures = whole.planned(cfg, chip, shape, length=flags["length"], compiles=flags["compiles"],
                             compiled=bool(chip.slices) and not flags["count"])
     print(page.text(figures))

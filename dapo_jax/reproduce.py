@@ -12,7 +12,6 @@ a signal came; start again to go on
 """
 
 import argparse
-import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -59,16 +58,8 @@ def _options(given: argparse.Namespace) -> base.Options:
                                  f"only {', '.join(known)}")
     if given.seeds > MOST_SEEDS:
         raise config.ConfigError(f"--seeds={given.seeds}: at most {MOST_SEEDS}")
-    _check_folder(given.out)
+    command_line.check_folder(given.out, flag="out")
     return base.Options(given.out, given.quick, only, given.seeds, given.jobs)
-
-
-def _check_folder(out: pathlib.Path) -> None:
-    """Refuse what is no folder, or where none can be made."""
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise config.ConfigError(f"--out={out} cannot be written: {there} is no folder that this "
-                                 "user may write to")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -220,7 +220,7 @@ def test_flags_that_name_no_part_are_refused(tmp_path):
 @pytest.mark.parametrize("below", ["", "runs/here"])
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, below):
     (tmp_path / "file").write_text("")
-    with pytest.raises(config.ConfigError, match="--out=.*file.* cannot be written"):
+    with pytest.raises(config.ConfigError, match="--out: .*file.* cannot be written"):
         reproduce.main(["token_loss", f"--out={tmp_path / 'file' / below}"])
 
 
