@@ -209,6 +209,15 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
     return "\n".join(lines)
 
 
+def check_folder(folder: pathlib.Path, *, flag: str) -> None:
+    """Refuse, by ConfigError, a `--flag` whose folder is none and cannot be made: what is computed
+    first would be lost."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise config.ConfigError(f"--{flag}: {folder} cannot be written: {there} is no folder that "
+                                 "this user may write to")
+
+
 def leave(main: Callable[[Sequence[str]], int]) -> None:
     """Run an entry and leave with its status; bad input ends with one clear message."""
     # Some import has given the root logger a handler already.

@@ -63,12 +63,11 @@ LEAST = {
     "scoring.workers": 1, "scoring.memory_mb": 0,
     "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
-    "dynamic_sampling.max_empty_steps": 1, "dynamic_sampling.predictor.window": 1,
+    "dynamic_sampling.max_empty_steps": 1,
     "dynamic_sampling.predictor.round_cost": 0, "dynamic_sampling.predictor.prompt_cost": 0,
     "dynamic_sampling.carry_share": 0, "dynamic_sampling.budget.least": 2,
-    "dynamic_sampling.budget.most": 0, "dynamic_sampling.budget.first": 2,
-    "dynamic_sampling.budget.stages": 1, "dynamic_sampling.budget.each": 1,
-    "dynamic_sampling.choice.longest_gap": 0,
+    "dynamic_sampling.budget.first": 2, "dynamic_sampling.budget.stages": 1,
+    "dynamic_sampling.budget.each": 1, "dynamic_sampling.choice.longest_gap": 0,
     "select.ngram": 1, "select.strata": 1,
     "buffer.capacity": 0, "buffer.replay": 0, "buffer.max_age": 1,
     "overlong.cache": 0, "overlong.factor": 0, "eval.every": 0, "eval.prompts": 1,
@@ -87,6 +86,7 @@ RANGES = {
     "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
     "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),
     "dynamic_sampling.predictor.max_multiplier": (1, 1e6),
+    "dynamic_sampling.predictor.window": (1, 10_000), "dynamic_sampling.budget.most": (0, 10_000),
     "dynamic_sampling.history.decay": (0, 1), "dynamic_sampling.choice.skip_growth": (0, 1),
     "dynamic_sampling.choice.skip_most": (0, 0.99), "dynamic_sampling.choice.target": (0, 1),
     "rollout.min_p": (0, 1), "eval.min_p": (0, 1),
@@ -215,6 +215,10 @@ def _check_dynamic(cfg: config.Config) -> None:
     _require((costs.round_cost > 0) == (costs.prompt_cost > 0),
              "dynamic_sampling.predictor.prompt_cost", costs.prompt_cost,
              f"above 0 exactly if round_cost is, which is {costs.round_cost:g}: both have one unit")
+    for name in ("round_cost", "prompt_cost"):
+        cost = getattr(costs, name)
+        _require(cost == 0 or 1e-30 <= cost <= 1e30, f"dynamic_sampling.predictor.{name}", cost,
+                 "0, or from 1e-30 to 1e30: it is kept in single precision")
     budget = dynamic.budget
     most = budget.most or 2 * samples
     if budget.kind in ("hard_more", "allocate"):

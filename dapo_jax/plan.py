@@ -42,12 +42,15 @@ def main(arguments: Sequence[str]) -> int:
                                  f"{cfg.rollout.max_new_tokens}, or 0")
     if flags["compiles"] < 0:
         raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
+    target = pathlib.Path(flags["json"]) if flags["json"] else None
+    if target:
+        command_line.check_folder(target.parent, flag="json")
     figures = whole.planned(cfg, chip, shape, length=flags["length"], compiles=flags["compiles"],
                             compiled=bool(chip.slices) and not flags["count"])
     print(page.text(figures))
-    if flags["json"]:
-        pathlib.Path(flags["json"]).write_text(json.dumps(figures, indent=1) + "\n",
-                                               encoding="utf-8")
+    if target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return command_line.DONE
 
 

@@ -23,6 +23,7 @@ from dapo_jax.studies import base, dynamic_batching, token_loss
 STUDIES = {"dynamic_batching": dynamic_batching.STUDY, "token_loss": token_loss.STUDY}
 SOME_FAILED = 1
 PLAIN_SECONDS = 60.0  # between lines of progress that go to a file
+MOST_SEEDS = 100
 
 
 def _positive(text: str) -> int:
@@ -55,6 +56,9 @@ def _options(given: argparse.Namespace) -> base.Options:
     if wrong := [part for part in only if part not in known]:
         raise config.ConfigError(f"--only={given.only}: {given.study} has no part {wrong[0]!r}, "
                                  f"only {', '.join(known)}")
+    if given.seeds > MOST_SEEDS:
+        raise config.ConfigError(f"--seeds={given.seeds}: at most {MOST_SEEDS}")
+    command_line.check_folder(given.out, flag="out")
     return base.Options(given.out, given.quick, only, given.seeds, given.jobs)
 
 

@@ -16,7 +16,7 @@ from dapo_jax import config, setup_adapter, setup_phases, types
 from dapo_jax.buffer import replay
 from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
-from dapo_jax.dynamic_sampling import controller, order
+from dapo_jax.dynamic_sampling import budget, controller, order
 from dapo_jax.envs import parts as rewards
 from dapo_jax.learner import update
 from dapo_jax.models import attention, gguf, hf, presets, transformer
@@ -176,7 +176,8 @@ def most_samples(cfg: config.Config) -> int:
     """Samples that one step, or one evaluation, can ask for, by its bounds."""
     dynamic, rl = cfg.dynamic_sampling, cfg.rl
     prompts = dynamic.max_prompts or 20 * rl.prompts_per_step
-    return max(2 * prompts * rl.samples_per_prompt, cfg.eval.prompts * cfg.eval.samples)
+    samples = max(2 * rl.samples_per_prompt, budget.most(dynamic.budget, rl.samples_per_prompt))
+    return max(prompts * samples, cfg.eval.prompts * cfg.eval.samples)
 
 
 def parameter_count(parts: Parts) -> int:

@@ -192,6 +192,10 @@ def _check_reference(
     name: str, path: pathlib.Path, spec: specs.ModelSpec, shapes: types.Tree
 ) -> None:
     """Refuse a reference that is not there, or of another shape than the model."""
+    if not path.is_dir():
+        raise config.ConfigError(
+            f"config.{name}.reference = {str(path)!r}: there is no such folder; give a folder of "
+            "safetensors or the work directory of a run")
     if (path / "checkpoints").is_dir():
         tree_store.check_run(path, shapes)
         return

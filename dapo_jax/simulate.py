@@ -201,6 +201,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
 def _sizes(text: str) -> list[int]:
     values = [_positive(part) for part in text.split(",")]
     if min(values) < 2:
@@ -238,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="samples of a group; 8,16,32")
     parser.add_argument("--groups", type=_positive,
                         help="N, groups of a batch; default: the recorded run's, else 32")
-    parser.add_argument("--seed", type=int, default=1, help="of all random numbers; 1")
+    parser.add_argument("--seed", type=_seed, default=1, help="of all random numbers; 1")
     parser.add_argument("--round-cost", type=_cost, metavar="SECONDS",
                         help="of a round beside its prompts; default: fitted to the recorded run, "
                         f"else {ROUND_COST}")
@@ -250,9 +256,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _studies(given: argparse.Namespace) -> list[Callable[..., Page]]:
+def _check(given: argparse.Namespace) -> None:
     if given.sensitivity and not given.persistent:
         raise config.ConfigError("--sensitivity belongs to --persistent")
+    if (given.replay or given.fit) and bool(given.round_cost) != bool(given.prompt_cost):
+        raise config.ConfigError("--round-cost and --prompt-cost of a recorded run are given both, "
+                                 "or both fitted to it: give the other too, or neither")
+    if given.out:
+        command_line.check_folder(given.out, flag="out")
+
+
+def _studies(given: argparse.Namespace) -> list[Callable[..., Page]]:
     if given.persistent:
         return [_persistent, _sensitivity] if given.sensitivity else [_persistent]
     return [_replay] if given.replay else [_reference]
@@ -261,6 +275,7 @@ def _studies(given: argparse.Namespace) -> list[Callable[..., Page]]:
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     given = _parser().parse_args(arguments)
+    _check(given)
     progress = status_line.opened()
     if given.fit_costs:
         _fit_costs(given)

@@ -115,6 +115,8 @@ COMMANDS = [
      ("config.lora.patterns", "'mlp.upp'", "mlp.up, mlp.down")),
     ("--config.lora.rank=4 --config.rl.optimizer.freeze=('embedding',)",
      ("config.rl.optimizer.freeze", "'embedding'", "blocks.attention.key.a")),
+    ("--config.rl.reference=nowhere --config.rl.algorithm.kl_coef=0.1",
+     ("config.rl.reference = 'nowhere'", "no such folder", "work directory")),
     ("--config.mesh.data=5", ("config.mesh", "5 x 1 x 1", "4 are here")),
     ("--config.mesh.data=4 --config.mesh.fsdp=2", ("config.mesh", "4 x 2 x 1", "4 are here")),
     ("--config.mesh.tensor=0", ("config.mesh.tensor", "at least 1")),

@@ -15,7 +15,10 @@ from dapo_jax import config, config_checks
     ({"budget.kind": "allocate", "budget.most": 12}, "budget.least"),
     ({"budget.kind": "screening", "budget.first": 9, "budget.stages": 2}, "budget.first"),
     ({"budget.kind": "successive", "budget.each": 5, "budget.most": 8}, "budget.each"),
-    ({"budget.kind": "more"}, "budget.kind"), ({"carry_share": -0.5}, "carry_share")])
+    ({"budget.kind": "more"}, "budget.kind"), ({"carry_share": -0.5}, "carry_share"),
+    ({"predictor.window": 10**12}, "predictor.window"), ({"budget.most": 10**12}, "budget.most"),
+    ({"predictor.round_cost": 1e300, "predictor.prompt_cost": 1.0}, "predictor.round_cost"),
+    ({"predictor.round_cost": 1.0, "predictor.prompt_cost": 1e-300}, "predictor.prompt_cost")])
 def test_contradictions_are_refused_by_the_name_of_the_field(changes, field):
     values = config.default()
     values.update_from_flattened_dict({f"dynamic_sampling.{name}": value

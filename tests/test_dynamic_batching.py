@@ -213,6 +213,15 @@ def test_flags_that_name_no_part_are_refused(tmp_path):
         reproduce.main(["dynamic_batching", f"--out={tmp_path}", "--only=a,d"])
     with pytest.raises(SystemExit):
         reproduce.main(["no_such_study", f"--out={tmp_path}"])
+    with pytest.raises(config.ConfigError, match="--seeds=101: at most 100"):
+        reproduce.main(["dynamic_batching", f"--out={tmp_path}", "--seeds=101"])
+
+
+@pytest.mark.parametrize("below", ["", "runs/here"])
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(config.ConfigError, match="--out: .*file.* cannot be written"):
+        reproduce.main(["token_loss", f"--out={tmp_path / 'file' / below}"])
 
 
 @pytest.mark.slow

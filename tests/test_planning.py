@@ -149,6 +149,7 @@ def test_each_slice_has_the_chips_that_its_name_says():
     (["--mesh=data:4,data:2"], "named once"), (["--mesh=data:0"], "size from 1"),
     (["--mesh=data:3"], "there is no slice of 3 v5p; there are 4 (2x2x1)"),
     (["--mesh=data:12", "--chip=h100"], "nodes of 8"), (["--length=9999"], "max_new_tokens"),
+    ([f"--json={__file__}/plan.json"], "--json: "),
     (["--mesh=fsdp:4", "--config.rl.microbatch_tokens=8"], "raise it to at least"),
     (["--config.model.source=folder", "--config.model.path=none/such"], "config.model.preset")])
 def test_what_cannot_be_planned_is_refused_by_name(flags, said):
@@ -158,7 +159,7 @@ def test_what_cannot_be_planned_is_refused_by_name(flags, said):
 
 
 def test_a_plan_is_printed_and_written(tmp_path, capsys):
-    out = tmp_path / "plan.json"
+    out = tmp_path / "new" / "plan.json"
     assert plan.main([f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--mesh=data:2,fsdp:2",
                       "--chip=h100", f"--json={out}"]) == 0
     figures, text = json.loads(out.read_text()), capsys.readouterr().out

@@ -91,6 +91,18 @@ def test_distances_count_runs_of_tokens_as_a_plain_loop_does():
         np.testing.assert_allclose(got, wanted, atol=1e-9)
 
 
+def test_runs_longer_than_the_completions_are_not_looked_for(monkeypatch):
+    looked, runs = [], diverse._runs
+    monkeypatch.setattr(diverse, "_runs", lambda *of: looked.append(of[2]) or runs(*of))
+    tokens = np.random.default_rng(0).integers(0, 3, (5, 4))
+    for longest in (4, 2000):
+        got = diverse.ngram_distances(tokens, np.full(5, 4), longest=longest)
+        wanted = [[reference.ngram_distance(a, b, 4) for b in tokens.tolist()]
+                  for a in tokens.tolist()]
+        np.testing.assert_allclose(got, wanted, atol=1e-9)
+    assert looked == [1, 2, 3, 4] * 2
+
+
 def test_far_apart_is_within_twice_the_best_radius():
     """k-centre: brute force over all choices of centres."""
     rng = np.random.default_rng(1)

@@ -155,7 +155,7 @@ def test_a_fit_beats_the_defaults_on_the_steps_fitted_to(recorded, tmp_path, cap
 
 @pytest.mark.parametrize("flags", [
     ["--runs=0"], ["--samples=1"], ["--samples=a"], ["--round-cost=-1"], ["--prompt-cost=x"],
-    ["--persistent", "--replay=x"], ["--rnus=3"], ["extra"]], ids=" ".join)
+    ["--persistent", "--replay=x"], ["--rnus=3"], ["extra"], ["--seed=-1"]], ids=" ".join)
 def test_bad_flags_end_with_status_2(flags, capsys):
     with pytest.raises(SystemExit) as caught:
         simulate.main(flags)
@@ -163,9 +163,14 @@ def test_bad_flags_end_with_status_2(flags, capsys):
     assert "usage: python -m dapo_jax.simulate" in capsys.readouterr().err
 
 
-def test_sensitivity_alone_is_refused():
-    with pytest.raises(config.ConfigError, match="belongs to --persistent"):
-        simulate.main(["--sensitivity"])
+@pytest.mark.parametrize("flags, match", [
+    (["--sensitivity"], "belongs to --persistent"),
+    (["--sensitivity", "--fit=run"], "belongs to --persistent"),
+    (["--replay=run", "--round-cost=5"], "--round-cost and --prompt-cost .* both"),
+    ([f"--out={__file__}/page"], "--out: .*cannot be written")], ids=str)
+def test_flags_that_do_not_go_together_are_refused_before_anything_is_computed(flags, match):
+    with pytest.raises(config.ConfigError, match=match):
+        simulate.main(flags)
 
 
 def test_a_table_of_prompts_is_compared_for_as_many_updates(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ def ngram_distances(tokens: np.ndarray, length: np.ndarray, *, longest: int) -> 
     norm 1; so 0 means the same counts up to a factor, 2 that no token is shared.
     """
     rows, runs = [], []
-    for order in range(1, longest + 1):
+    for order in range(1, min(longest, tokens.shape[1]) + 1):
         row, run = _runs(tokens, length, order)
         rows.append(row)
         runs.append(run)
