@@ -19,6 +19,7 @@ from dapo_jax.runtime import metrics as metric_files
 from dapo_jax.runtime import plots
 from dapo_jax.studies import pages, runs, sweep_points
 
+TICKS = 6  # values that are written below an axis, each
 LOG_SPAN = 8  # largest over smallest value from which an axis is logarithmic
 
 
@@ -173,17 +174,20 @@ def _curve(axes: matplotlib.axes.Axes, found: Sequence[Row], metric: str, *, fie
     ordered = sorted(found, key=lambda row: row.setting[field])
     at = np.array([row.setting[field] for row in ordered], np.float64)
     mean, below, above = np.array([_reach(row, metric) for row in ordered]).T
-    axes.errorbar(at, mean, yerr=np.nan_to_num([below, above]), marker="o", markersize=4,
+    axes.errorbar(at, mean, yerr=[below, above], marker="o", markersize=4,
                   capsize=3, color=plots.COLOURS[0])
     if at[0] > 0 and at[-1] / at[0] >= LOG_SPAN:
         axes.set_xscale("log")
+    if len(at) <= TICKS:
+        axes.set_xticks(at, [f"{value:g}" for value in at])
+        axes.set_xticks([], minor=True)
     axes.set_xlabel(field)
 
 
 def _bars(axes: matplotlib.axes.Axes, found: Sequence[Row], metric: str) -> None:
     place = np.arange(len(found))[::-1]
     mean, below, above = np.array([_reach(row, metric) for row in found]).T
-    axes.errorbar(mean, place, xerr=np.nan_to_num([below, above]), linestyle="", marker="o",
+    axes.errorbar(mean, place, xerr=[below, above], linestyle="", marker="o",
                   markersize=4, capsize=3, color=plots.COLOURS[0])
     axes.set_yticks(place, [row.label for row in found], fontsize=7)
     axes.grid(True, axis="x")
