@@ -221,7 +221,8 @@ def test_every_line_has_its_names(usual):
                     "oracle_ratio",
         "length": "mean max truncated", "policy": "ratio_mean ratio_max clip_low clip_high kl",
         "mismatch": "mean max", "repetition": "mean share", "format": "valid stopped",
-        "history": "unseen rate_0 rate_9", "buffer": "groups age", "invalid": "reward_error reward_timeout",
+        "history": "unseen rate_0 rate_9", "buffer": "groups age",
+        "invalid": "reward_error reward_timeout",
         "time": "rollout reward", "tokens_per_second": "rollout"}.items() for tail in tails.split()}
     evaluated = {"eval/avg@4", "eval/maj@4", "eval/pass@2", "eval/pass@4",
                  "eval/greedy", "eval/level_1", "time/eval"}
