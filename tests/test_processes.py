@@ -22,7 +22,7 @@ from dapo_jax import config
 from dapo_jax.runtime import mesh as mesh_lib, metrics, processes
 
 address, index = sys.argv[1], int(sys.argv[2])
-processes.start(processes.Cluster("manual", address, 2, index, heartbeat_seconds=10))
+processes.start(processes.Cluster("manual", address, 2, index, heartbeat_seconds=100))
 found = {"devices": len(jax.devices()), "main": processes.main()}
 share = processes.share(5)
 found["share"] = list(range(5))[share]
@@ -59,7 +59,7 @@ try:
 except processes.Parted as error:
     found["parted"] = str(error)
 if index == 1:
-    time.sleep(4)
+    time.sleep(8)
 begun = time.monotonic()
 try:
     processes.gather(0, what="rewards of step 4", seconds=1)
@@ -123,7 +123,7 @@ def test_a_state_that_differs_names_the_field_and_the_process(found):
 
 
 def test_one_that_is_late_ends_the_others_in_time_by_name(found):
-    assert "rewards of step 4" in found[0]["late"] and found[0]["waited"] < 3
+    assert "rewards of step 4" in found[0]["late"] and found[0]["waited"] < 7
 
 
 # ----------------------------------------------------------------------------------------- alone
