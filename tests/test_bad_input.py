@@ -272,7 +272,7 @@ def test_a_refusal_is_one_message_and_exit_status_2(tmp_path, entry, flags, word
     result = subprocess.run(
         [sys.executable, "-m", f"dapo_jax.{entry}", f"--config={TINY}",
          f"--workdir={tmp_path / 'run'}", *flags], cwd=ROOT, capture_output=True, text=True,
-        timeout=120)
+        timeout=400)
     assert result.returncode == command_line.BAD_INPUT
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ") and words in line

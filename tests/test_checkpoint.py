@@ -254,7 +254,7 @@ def test_a_full_disk_is_told_and_costs_no_earlier_checkpoint(tmp_path):
         pytest.skip("no right to mount a small disk")
     try:
         child = subprocess.run([sys.executable, "-c", textwrap.dedent(FULL), str(disk)], cwd=ROOT,
-                               capture_output=True, text=True, timeout=120)
+                               capture_output=True, text=True, timeout=400)
         assert re.match(r"4 .*the last checkpoint could not be written: .*No space left.*"
                         r"Complete there: 2; make room", child.stdout, re.DOTALL), child
         manager = checkpoint.open_manager(disk, keep=1)
@@ -311,7 +311,7 @@ KILLED = """
 
 def test_a_run_killed_while_it_saves_goes_on_from_the_one_before(tmp_path, caplog):  # B68
     child = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], cwd=ROOT,
-                           capture_output=True, text=True, timeout=120)
+                           capture_output=True, text=True, timeout=400)
     assert child.returncode == -signal.SIGKILL, child.stderr
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert len(names) == 2 and names[0] == "2" and names[1].startswith("4.")

@@ -155,5 +155,5 @@ task = config.Task(name="math", train_path={str(built)!r}, eval_path={str(built)
 print(len(sources.load(config.Config(task=task), "train")[0]))
 print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"tensorflow", "torch", "jax"}}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
     assert done.stdout.splitlines() == ["9", "[]"], done.stderr

@@ -47,7 +47,7 @@ def call(script, *arguments):
 def test_shellcheck_finds_nothing():
     checked = subprocess.run([shutil.which("shellcheck") or pytest.skip("no shellcheck"), "-x",
                               *(f"launch/{name}" for name in SCRIPTS)], capture_output=True,
-                             text=True, cwd=ROOT, timeout=120)
+                             text=True, cwd=ROOT, timeout=400)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -88,7 +88,7 @@ def test_a_signal_reaches_all_and_nothing_is_started_again(stand_in):
     for _ in range(2):
         assert "hello of" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 143
     assert sorted(out.splitlines()) == ["[0] told", "[1] told"]
 

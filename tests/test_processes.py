@@ -86,7 +86,7 @@ def found():
         for index in range(2)]
     results = []
     for process in started:
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=400)
         assert out.strip(), error
         results.append(json.loads(out.strip().splitlines()[-1]))
     return results
