@@ -53,7 +53,9 @@ run="python -m dapo_jax.train"
 [ "${#flags[@]}" -eq 0 ] || run+="$(printf ' %q' "${flags[@]}")"
 
 if [ "$xpk" = yes ]; then
-    [ -n "$cluster" ] && [ -n "$tpu_type" ] || refuse "--cluster-name and --tpu-type are missing"
+    if [ -z "$cluster" ] || [ -z "$tpu_type" ]; then
+        refuse "--cluster-name and --tpu-type are missing"
+    fi
     printf '%q ' xpk workload create "--cluster=$cluster" "--workload=$name" \
         "--tpu-type=$tpu_type" "--num-slices=$slices" "--docker-image=$image" \
         "--max-restarts=$restarts" "--termination-grace-period-seconds=$grace" \

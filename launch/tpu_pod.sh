@@ -36,12 +36,16 @@ for argument in "${@:2}"; do
         *) refuse "'$argument' is no flag; the action comes first" ;;
     esac
 done
-[ -n "$name" ] && [ -n "$zone" ] || refuse "--name and --zone, or TPU_NAME and ZONE, are missing"
+if [ -z "$name" ] || [ -z "$zone" ]; then
+    refuse "--name and --zone, or TPU_NAME and ZONE, are missing"
+fi
 where=("--zone=$zone") folder=dapo_jax
 [ -z "$project" ] || where+=("--project=$project")
 
 needs_kind() {
-    [ -n "$accelerator" ] && [ -n "$runtime" ] || refuse "--accelerator and --runtime are missing"
+    if [ -z "$accelerator" ] || [ -z "$runtime" ]; then
+        refuse "--accelerator and --runtime are missing"
+    fi
 }
 
 everywhere() { # COMMAND: on all hosts of the slice

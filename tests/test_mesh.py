@@ -1,5 +1,4 @@
 import dataclasses
-import types
 
 import jax
 import numpy as np
@@ -22,7 +21,11 @@ def test_the_mesh_takes_the_first_devices_in_the_asked_shape():
 
 
 def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
-    devices = [types.SimpleNamespace(process_index=index // 2) for index in range(6)]
+    class Device:  # jax keeps meshes by their devices, so these must be hashable
+        def __init__(self, process_index):
+            self.process_index = process_index
+
+    devices = [Device(index // 2) for index in range(6)]
     monkeypatch.setattr(jax, "devices", lambda: devices)
     assert tiny.mesh(data=5).devices.size == 5
     with pytest.raises(config.ConfigError, match="first 2 of 6 devices, and none of process 1, 2"):
