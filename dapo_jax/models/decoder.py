@@ -194,7 +194,7 @@ def _product(
     module: nn.Module, name: str, letters: str, y: jax.Array, kernel: jax.Array
 ) -> jax.Array:
     """y times the kernel, plus what the adapter of that name adds, if there is one."""
-    result = jnp.einsum(letters, y, kernel)
+    result = layers.product(letters, y, kernel)
     if not module.has_variable("lora", name):
         return result
     adapter = jax.tree.map(lambda leaf: leaf.astype(y.dtype), module.get_variable("lora", name))
