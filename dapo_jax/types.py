@@ -254,6 +254,18 @@ class TrainBatch:
 
 
 @_pytree
+class Stack:
+    """Microbatches of one shape that are run one after another by one program."""
+
+    batch: TrainBatch  # each field [M, ...]; from `count` on nothing is run
+    count: jax.Array  # i32[]
+
+    def __getitem__(self, index: jax.Array | int) -> TrainBatch:
+        """One of them."""
+        return jax.tree.map(lambda leaf: leaf[index], self.batch)
+
+
+@_pytree
 class TrainState:
     """What the optimizer changes."""
 

@@ -27,8 +27,11 @@ class PackShape:
     tokens: int = 0  # of a microbatch, padding included: as many slots as they hold; 0: `slots`
     parts: int = 1  # that slots are split into: what their number is a multiple of
     packed: bool = False
+    stack: int = 1  # most microbatches that one call of a program runs; see stacked
 
 
+MOST_STACKED = 32  # of a run's updates
+STACK_TOKENS = 1 << 17  # of a stack at most: 3 MB
 Columns = tuple[np.ndarray, ...]  # a value a token [n, T], in the order of TrainBatch
 
 
@@ -49,6 +52,13 @@ def slots_of(shape: PackShape, prompt: int, completion: int) -> int:
             f"of {prompt} prompt tokens and {shape.rows} rows of {completion}; raise it to at "
             f"least {shape.parts * size}")
     return slots
+
+
+def stacked(shape: PackShape, prompt: int, completion: int) -> int:
+    """Microbatches of these lengths in a stack: so many that starting a program costs little, and
+    so few that their bytes count for nothing; long ones are not stacked."""
+    tokens = slots_of(shape, prompt, completion) * (prompt + shape.rows * completion)
+    return max(1, min(shape.stack, STACK_TOKENS // tokens))
 
 
 def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.ndarray,

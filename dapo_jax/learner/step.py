@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo_jax import types
-from dapo_jax.learner import advantages, algorithms, packing, update, weights
+from dapo_jax.learner import advantages, algorithms, packing, stacks, update, weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """One mini-batch, which makes an optimizer update, packed."""
 
-    batches: list[types.TrainBatch]
+    batches: list[stacks.Batches]  # stacks only where they are `scored`
     tokens: int  # of its completions, also of those masked out of the loss
 
 
@@ -75,6 +75,7 @@ def learn(
     return state, metrics
 
 
-def _stale(batch: types.TrainBatch) -> types.TrainBatch:
+def _stale(batch: stacks.Batches) -> stacks.Batches:
     """Of a later epoch, whose parameters are not those that sampled."""
-    return dataclasses.replace(batch, fresh=np.zeros(batch.fresh.shape, np.float32))
+    one = batch.batch if isinstance(batch, types.Stack) else batch
+    return stacks.changed(batch, fresh=np.zeros(one.fresh.shape, np.float32))

@@ -1,19 +1,20 @@
 """One optimizer update: gradients of microbatches are summed, then applied.
 
 The weights already hold the normalisation, so a plain sum over microbatches is exact for any
-split. `accumulate` and `apply` are compiled once per shape and driven by a host loop.
+split. `accumulate` and `apply` are compiled once per shape and driven by a host loop, which hands
+over short microbatches in stacks (stacks.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import config, types
-from dapo_jax.learner import losses, optim, packing
+from dapo_jax.learner import losses, optim, packing, stacks
 from dapo_jax.models import head, lora, packed, transformer
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
@@ -44,7 +45,8 @@ class Programs:
 
     `old` and `reference` give log-probs of the parameters and of the reference model; they are
     empty where the loss needs none. Where an adapter is trained, `accumulate` and `old` take the
-    base model as one argument more, which is never copied.
+    base model as one argument more, which is never copied. `stacks` says how many microbatches
+    they all take: of more than one a types.Stack.
     """
 
     start: Callable
@@ -52,7 +54,8 @@ class Programs:
     apply: Callable
     old: Mapping[tuple[int, int], Callable]
     reference: Mapping[tuple[int, int], Callable]
-    batch_sharding: jax.sharding.Sharding
+    batch_sharding: NamedSharding
+    stacks: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
 
 Sums = tuple[types.Tree, types.Metrics]  # gradients and metrics summed so far
@@ -101,10 +104,16 @@ def _whole(params: types.Tree, base: types.Tree | None, settings: Settings) -> t
 
 
 def score(
-    params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
+    params: types.Tree, batch: stacks.Batches, base: types.Tree | None = None, *,
     spec: ModelSpec, settings: Settings,
 ) -> jax.Array:
-    """Log-probs f32[S, R, T] of a microbatch's completions."""
+    """Log-probs f32[S, R, T] of a microbatch's completions; of a stack f32[M, S, R, T], 0 where
+    nothing is run."""
+    if isinstance(batch, types.Stack):
+        def one(index: jax.Array, found: jax.Array) -> jax.Array:
+            return found.at[index].set(
+                score(params, batch[index], base, spec=spec, settings=settings))
+        return jax.lax.fori_loop(0, batch.count, one, jnp.zeros_like(batch.batch.logprobs))
     return token_logprobs(spec, settings, _whole(params, base, settings), batch)[0]
 
 
@@ -120,10 +129,14 @@ def start(
 
 
 def accumulate(
-    sums: Sums, params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
+    sums: Sums, params: types.Tree, batch: stacks.Batches, base: types.Tree | None = None, *,
     spec: ModelSpec, settings: Settings,
 ) -> Sums:
-    """Add one microbatch's gradient and metrics."""
+    """Add one microbatch's gradient and metrics, or in turn those of a stack."""
+    if isinstance(batch, types.Stack):
+        return jax.lax.fori_loop(
+            0, batch.count, lambda index, sums: accumulate(
+                sums, params, batch[index], base, spec=spec, settings=settings), sums)
     gradient = jax.grad(lambda p: loss(p, batch, base, spec=spec, settings=settings), has_aux=True)
     grads, metrics = gradient(params)
     return jax.tree.map(jnp.add, sums[0], grads), types.merge(sums[1], metrics)
@@ -216,14 +229,17 @@ def compile_programs(
     state = state_structs(spec, optimizer, mesh, settings.lora)
     base = (mesh_lib.model_structs(mesh, spec),) if settings.lora.rank else ()
     packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
+    sizes = {shape: packing.stacked(pack, *shape) for shape in packed}
     static = {"spec": spec, "settings": settings}
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
-    scorer = jax.jit(lambda *args: score(*args, **static), out_shardings=split)
 
     def scorers(needed: bool, params: types.Tree, *more: types.Tree
                 ) -> dict[tuple[int, int], Callable]:
-        return {shape: build(scorer, mesh, params, batch, *more)
-                for shape, batch in packed.items() if needed}
+        return {shape: build(
+            jax.jit(lambda *args: score(*args, **static),
+                    out_shardings=stacks.placed(split, sizes[shape])),
+            mesh, params, stacks.structs(batch, sizes[shape]), *more)
+            for shape, batch in packed.items() if needed}
     old = scorers(settings.loss.old_logprobs == "recomputed", state.params, *base)
     reference = scorers(settings.loss.kl_coef != 0, reference_structs(spec, mesh, settings.lora))
     batches = {shape: dataclasses.replace(batch, old=batch.logprobs if old else None,
@@ -242,31 +258,32 @@ def compile_programs(
                      out_shardings=(placed, whole))
     return Programs(
         start=build(begin, mesh, state.params),
-        accumulate={shape: build(add, mesh, sums, state.params, batch, *base)
+        accumulate={shape: build(add, mesh, sums, state.params,
+                                 stacks.structs(batch, sizes[shape]), *base)
                     for shape, batch in batches.items()},
         apply=build(finish, mesh, state, sums),
-        old=old, reference=reference, batch_sharding=split)
+        old=old, reference=reference, batch_sharding=split, stacks=sizes)
 
 
 def scored(
     programs: Programs, params: types.Tree, reference: types.Tree | None,
-    batches: Sequence[types.TrainBatch], *, base: types.Tree | None = None,
-) -> list[types.TrainBatch]:
-    """Microbatches with the log-probs that the loss compares with, on the devices; those of the
-    host where there is nothing to compute. To be called before the step's first update."""
+    batches: Iterable[types.TrainBatch], *, base: types.Tree | None = None,
+) -> list[stacks.Batches]:
+    """Microbatches, stacked, with the log-probs that the loss compares with, on the devices; those
+    of the host where there is nothing to compute. To be called before the step's first update."""
     if not (programs.old or programs.reference):
         return list(batches)
     result, more = [], () if base is None else (base,)
-    for batch in batches:
-        shape, batch = _shape(batch), mesh_lib.put(batch, programs.batch_sharding)
-        result.append(dataclasses.replace(
+    for batch in stacks.stacked(batches, programs.stacks):
+        shape, batch = stacks.shape(batch), stacks.put(batch, programs.batch_sharding)
+        result.append(stacks.changed(
             batch, old=programs.old[shape](params, batch, *more) if programs.old else None,
             reference=programs.reference[shape](reference, batch) if programs.reference else None))
     return result
 
 
 def update(
-    programs: Programs, state: types.TrainState, batches: Sequence[types.TrainBatch], *,
+    programs: Programs, state: types.TrainState, batches: Iterable[stacks.Batches], *,
     base: types.Tree | None = None,
 ) -> tuple[types.TrainState, types.Metrics]:
     """One optimizer update from microbatches whose weights belong together; see `scored`.
@@ -275,11 +292,7 @@ def update(
     come back as device arrays.
     """
     sums, more = programs.start(state.params), () if base is None else (base,)
-    for batch in batches:
-        shape, batch = _shape(batch), mesh_lib.put(batch, programs.batch_sharding)
-        sums = programs.accumulate[shape](sums, state.params, batch, *more)
+    for batch in stacks.stacked(batches, programs.stacks):
+        sums = programs.accumulate[stacks.shape(batch)](
+            sums, state.params, stacks.put(batch, programs.batch_sharding), *more)
     return programs.apply(state, sums)
-
-
-def _shape(batch: types.TrainBatch) -> tuple[int, int]:
-    return batch.prompt_tokens.shape[1], batch.tokens.shape[2]

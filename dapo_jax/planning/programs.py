@@ -110,7 +110,7 @@ def pack(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> packing
     name = "rl" if planned.phase is planned.cfg.rl else "sft"
     shape = setup_phases.pack_shape(name, planned.phase, planned.cfg, mesh)
     shape = dataclasses.replace(shape, prompt_buckets=shape.prompt_buckets[-1:],
-                                completion_buckets=shape.completion_buckets[-1:])
+                                completion_buckets=shape.completion_buckets[-1:], stack=1)
     return dataclasses.replace(shape, slots=slots, tokens=0) if slots else shape
 
 
