@@ -1,13 +1,15 @@
 """Time sampling, updates or whole steps, against what the machine could do at best.
 
     python -m dapo_jax.bench rollout|update|step --config=configs/quickstart.py [--repeats=5]
-        [--lengths=equal|uneven] [--out=FILE.json] [--config.a.b=VALUE ...]
+        [--lengths=equal|uneven] [--chip=NAME] [--out=FILE.json] [--config.a.b=VALUE ...]
 
 rollout  completions of max_new_tokens tokens for rl.prompts_per_step prompts of the longest
          bucket. uneven: a budget for each prompt, one for all its samples, drawn from a heavy
          tail (lognormal, median 0.1 of the limit); how samples of one prompt that differ use
          rows is what rollout/bounds.py simulates
-update   one optimizer update over as many full completions
+update   one optimizer update over as many full completions. MFU, where the chip is known (or named
+         by --chip): operations without recomputation, of attention only what causality leaves,
+         over the dense bfloat16 peak of its data sheet
 step     steps of the configured RL phase, rewarded by a coin, in a folder that is removed
 
 Prints a table: tokens per second of the wall clock and of processor time, compile seconds, peak
@@ -34,6 +36,7 @@ import rich.table
 from dapo_jax import command_line, config, setup, setup_phases, train, types
 from dapo_jax.learner import packing, update
 from dapo_jax.models import cost
+from dapo_jax.planning import chips
 from dapo_jax.rollout import bounds
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import machine
@@ -86,7 +89,8 @@ def _bytes(parts: setup.Parts, lengths: np.ndarray, use: engines.Use, *, rows: i
         bytes_per_number=jnp.dtype(parts.spec.compute_dtype).itemsize)
 
 
-def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
+def bench_update(cfg: config.Config, *, repeats: int, chip: chips.Chip | None = None
+                 ) -> dict[str, Any]:
     """Time one optimizer update over full completions of random tokens."""
     parts = setup.prepare(cfg)
     phase = next((phase for phase in parts.phases if phase.name == "rl"), None)
@@ -115,7 +119,16 @@ def bench_update(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
 
     prompts = np.full(len(lengths), cfg.prompts.buckets[-1])
     work = Work(int(lengths.sum()), cost.update(parts.spec, prompts, lengths), 0.0)
-    return _figures(machine.timed(step, repeats=repeats), work, parts, compiled, repeats)
+    times = machine.timed(step, repeats=repeats)
+    figures = _figures(times, work, parts, compiled, repeats)
+    return figures | mfu(work.flops, times.median, chip, devices=parts.mesh.size)
+
+
+def mfu(flops: float, seconds: float, chip: chips.Chip | None, *, devices: int) -> dict[str, float]:
+    """The share of the devices' peaks that `flops` in so many seconds are; nothing without a
+    chip."""
+    return {} if chip is None else {
+        f"MFU ({chip.name}, {chip.flops / 1e12:g} Tflop/s)": flops / seconds / devices / chip.flops}
 
 
 def bench_step(cfg: config.Config, *, repeats: int) -> dict[str, Any]:
@@ -241,17 +254,22 @@ def main(arguments: Sequence[str]) -> int:
         rest if kind in BENCHES else arguments, program="python -m dapo_jax.bench", purpose=__doc__,
         extra={"repeats": command_line.Flag(5, "timed calls, or steps"),
                "lengths": command_line.Flag("equal", "rollout: equal or uneven"),
+               "chip": command_line.Flag("", "update: accelerator whose peak MFU is a share of; "
+                                         "empty: what JAX says it is"),
                "out": command_line.Flag("", "file for the figures as JSON")})
     if flags["lengths"] not in ("equal", "uneven"):
         raise config.ConfigError(f"--lengths={flags['lengths']}: equal or uneven")
     if flags["repeats"] < 1:
         raise config.ConfigError(f"--repeats={flags['repeats']}: at least 1")
+    device = jax.devices()[0]
+    chip = chips.find(flags["chip"]) if flags["chip"] else chips.of_device(device)
     if kind == "rollout":
         figures = bench_rollout(cfg, repeats=flags["repeats"],
                                 uneven=flags["lengths"] == "uneven")
+    elif kind == "update":
+        figures = bench_update(cfg, repeats=flags["repeats"], chip=chip)
     else:
-        figures = {"update": bench_update, "step": bench_step}[kind](cfg, repeats=flags["repeats"])
-    device = jax.devices()[0]
+        figures = bench_step(cfg, repeats=flags["repeats"])
     where = f"{len(jax.devices())} x {device.device_kind}, jax {jax.__version__}"
     _show(figures, f"{kind} on {where}")
     if flags["out"]:

@@ -66,6 +66,17 @@ def find(name: str) -> Chip:
     return CHIPS[name.lower()]
 
 
+# What JAX calls them. Cards of the same name with other rates (PCIe, NVL) are left out.
+KINDS = {"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200",
+         "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
+         "TPU v6 lite": "v6e", "TPU v6e": "v6e"}
+
+
+def of_device(device: jax.Device) -> Chip | None:
+    """The chip that a device is; None where its figures are not known."""
+    return CHIPS.get(KINDS.get(device.device_kind, ""))
+
+
 def mesh_shape(text: str) -> config.Mesh:
     """The mesh that a text such as "data:16,fsdp:16" names; axes left out are 1."""
     sizes = {}
