@@ -98,13 +98,15 @@ def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
         prompts, completions, rows = (phase.packed_prompts,), completions[-1:], phase.packed_rows
     shape = packing.PackShape(
         phase.microbatch_slots, rows, prompts, completions, tokens=phase.microbatch_tokens,
-        parts=mesh_lib.batch_parts(mesh), packed=bool(phase.packed_prompts),
-        stack=packing.MOST_STACKED)
+        parts=mesh_lib.batch_parts(mesh), packed=bool(phase.packed_prompts))
     try:
-        packing.slots_of(shape, prompts[-1], completions[-1])
+        slots = packing.slots_of(shape, prompts[-1], completions[-1])
     except config.ConfigError as error:
         raise config.ConfigError(f"config.{name}.{error}") from error
-    return shape
+    # As many as an update has of the longest; where it has one there is nothing to stack.
+    groups = -(-phase.prompts_per_step // phase.updates_per_step)
+    microbatches = -(-groups * -(-phase.samples_per_prompt // rows) // slots)
+    return dataclasses.replace(shape, stack=min(packing.MOST_STACKED, microbatches))
 
 
 def update_settings(
