@@ -15,7 +15,7 @@ FLOORS = (
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
      "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
-    ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
+    ("learner.update", "learner.step", "learner.features", "rollout.programs", "rollout.engine",
      "rollout.collect", "rollout.streaming"),
     ("setup", "setup_adapter", "setup_phases", "phases", "planning.*"),
     ("evaluate", "calibration"),
