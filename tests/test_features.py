@@ -118,7 +118,9 @@ def test_an_adapter_s_features_are_those_of_the_merged_model(params, adapter):
 def test_a_mesh_of_several_devices_gives_the_same_features(params, adapter, shape, rank):
     mesh = tiny.mesh(*shape)
     cfg = ADAPTER if rank else config.Lora()
-    pack = dataclasses.replace(ONE, parts=mesh_lib.batch_parts(mesh))
+    pack = features.pack_shape(
+        dataclasses.replace(UPDATE, parts=mesh_lib.batch_parts(mesh)), prompts=(8,),
+        completions=(tiny.NEW,), rows=3)
     programs = features.compile_programs(tiny.SPEC, cfg, mesh, pack=pack)
     model = mesh_lib.put(params, mesh_lib.param_shardings(mesh, tiny.SPEC))
     if rank:
