@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import runs
+import test_pods
 from conftest import ROOT
 
 from dapo_jax import command_line, config, config_checks, setup
@@ -100,12 +101,21 @@ def test_a_run_selects_by_the_policy_s_hidden_states(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    {"lora.rank": 3, "lora.alpha": 6.0}, {"mesh.data": 2, "mesh.fsdp": 2},
-    {"rollout.mode": "streaming"}])
+    {"lora.rank": 3, "lora.alpha": 6.0}, {"rollout.mode": "streaming"},
+    {"mesh.data": 2, "mesh.fsdp": 2, "checkpoint.every": 0}])  # copies on devices: a save compiles
 def test_hidden_states_are_read_under_an_adapter_and_on_several_devices(tmp_path, changes):
     assert runs.run(tmp_path, HIDDEN | changes) == command_line.DONE
     for line in runs.steps(tmp_path):
         assert line["compiles"] == 0 and line["select/reward_mean"] == 1
+
+
+@pytest.mark.slow
+def test_two_processes_select_by_hidden_states_as_one_does(tmp_path):
+    changes = ("select.features=hidden", "select.strategies=(('reject_wrong',0.5),('diverse',2))",
+               "rl.algorithm.preset=sft", "rl.steps=2", "checkpoint.every=0", "eval.every=0")
+    one, two = (test_pods.run(tmp_path / str(count), count, *changes) for count in (1, 2))
+    test_pods.assert_same(two, one)
+    assert all(0 < line["select/share"] < 0.5 for line in two if line["phase"] == "rl")
 
 
 @pytest.mark.slow
