@@ -115,7 +115,7 @@ def test_two_processes_select_by_hidden_states_as_one_does(tmp_path):
                "rl.algorithm.preset=sft", "rl.steps=2", "checkpoint.every=0", "eval.every=0")
     one, two = (test_pods.run(tmp_path / str(count), count, *changes) for count in (1, 2))
     test_pods.assert_same(two, one)
-    assert all(0 < line["select/share"] < 0.5 for line in two if line["phase"] == "rl")
+    assert all(0 < line["select/share"] <= 0.5 for line in two if line["phase"] == "rl")
 
 
 @pytest.mark.slow
