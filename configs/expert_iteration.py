@@ -2,9 +2,14 @@
 
     python -m dapo_jax.train --config=configs/expert_iteration.py --workdir=DIR
 
+Measured on 2 shared cores of an AMD EPYC with much other work beside it (one seed): 12 minutes, 127
+seconds of processor time, the warm start included; held-out accuracy at temperature 1 from 0.38
+after the SFT to 0.72, greedy from 0.55 to 0.80.
+
 A step is a round: 8 answers to 1024 prompts, of which the right ones, without repeats, are learned
 from twice over in 16 mini-batches, beside 512 prompts' answers that earlier rounds kept (arXiv
-2312.06585 is close). The warm start, task and model are those of configs/quickstart.py.
+2312.06585 is close). A sum has one right answer, so one sample of each solved prompt is left, about
+880 a round. The warm start, task and model are those of configs/quickstart.py.
 """
 
 import ml_collections

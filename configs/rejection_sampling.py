@@ -2,6 +2,10 @@
 
     python -m dapo_jax.train --config=configs/rejection_sampling.py --workdir=DIR
 
+Measured on 2 shared cores of an AMD EPYC with much other work beside it (one seed): 7 minutes, 80
+seconds of processor time, the warm start included; held-out accuracy at temperature 1 from 0.38
+after the SFT to 0.53, greedy from 0.55 to 0.70.
+
 One pass over the prompts: 8 answers to each are sampled and scored, the wrong ones and repeats are
 left out, and an update is made on the others (arXiv 2308.01825, with the policy of each step as the
 sampler). The warm start, task and model are those of configs/quickstart.py.

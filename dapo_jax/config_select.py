@@ -13,8 +13,11 @@ class Select:
                                "at least this task reward; max_variance, diverse, length_strata: "
                                "so many of each group; max_age: groups of at most so many steps; "
                                "capacity: so many groups (buffer/select.py)")
-    ngram: int = option(3, "diverse: longest run of tokens that is counted to tell completions "
-                        "apart")
+    features: str = option("ngram", "diverse: what tells completions apart: the runs of tokens in "
+                           "them, or the mean of the policy's hidden states over their tokens, "
+                           "which takes a forward pass of what is selected from",
+                           ("ngram", "hidden"))
+    ngram: int = option(3, "diverse by runs of tokens: the longest that is counted")
     strata: int = option(4, "length_strata: parts of like length that a group gives equal shares "
                          "of")
 

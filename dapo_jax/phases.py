@@ -5,9 +5,9 @@ import pathlib
 
 import jax
 
-from dapo_jax import setup, setup_adapter, setup_phases, types
+from dapo_jax import config, setup, setup_adapter, setup_phases, types
 from dapo_jax.envs import pool as pools
-from dapo_jax.learner import update
+from dapo_jax.learner import features, update
 from dapo_jax.models import hf
 from dapo_jax.rollout import collect, engine
 from dapo_jax.runtime import loading, tree_store
@@ -23,6 +23,7 @@ class PhaseRun:
     source: collect.Source | None
     reference: types.Tree | None
     base: types.Tree | None  # under an adapter
+    states: features.Programs | None = None  # where a selection reads hidden states
 
 
 def ready(
@@ -41,7 +42,19 @@ def ready(
     source = _source(parts, phase, pool) if phase.algorithm.samples == "rollout" else None
     under = base and base.params
     reference = _reference(parts, phase, state, workdir=workdir, base=under)
-    return PhaseRun(phase, programs, source, reference, under)
+    return PhaseRun(phase, programs, source, reference, under, _features(parts, phase))
+
+
+def _features(parts: setup.Parts, phase: setup_phases.Phase) -> features.Programs | None:
+    """Compiled for groups as they were sampled, in slots of as many rows as the sampler's."""
+    cfg = parts.cfg
+    if not any(one.reads_states for one in phase.intake.strategies):
+        return None
+    samples = phase.cfg.samples_per_prompt
+    pack = features.pack_shape(
+        phase.pack, prompts=cfg.prompts.buckets, rows=min(cfg.rollout.rows or samples, samples),
+        completions=config.completion_buckets(phase.cfg, cfg.rollout))
+    return features.compile_programs(parts.spec, cfg.lora, parts.mesh, pack=pack)
 
 
 def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> collect.Source:

@@ -8,6 +8,7 @@ DIR, the run goes on from its newest checkpoint with the numbers it would have h
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from dapo_jax import journal as journals
 from dapo_jax.buffer import replay
 from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.envs import pool as pools
-from dapo_jax.learner import packing
+from dapo_jax.learner import features, packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
 from dapo_jax.runtime import checkpoint, metrics, processes, profiling
@@ -222,8 +223,10 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
            ) -> tuple[types.RunState, dict[str, float]]:
     """All updates of the step; the metrics are fetched when they are done."""
     phase, begun = phase_run.phase, time.perf_counter()
+    states = functools.partial(features.of, phase_run.states, batch.state.train.params,
+                               table=run.parts.train_table, base=phase_run.base)
     kept, selected, values = replay.learned_from(
-        batch.state.replay, batch.samples, phase.intake, step=step)
+        batch.state.replay, batch.samples, phase.intake, step=step, states=states)
     work = learner.prepare(
         selected.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
         table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,

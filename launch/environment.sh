@@ -87,15 +87,16 @@ install_requirements() {
 }
 
 # The plain wheel for Linux brings gigabytes of CUDA, so the CPU build is asked for by its name.
-# transformers reads GGUF files with accelerate.
+# transformers reads GGUF files with accelerate; peft, which a slow test loads adapters with, needs
+# nothing else that is not there.
 install_torch() {
-    local version=2.13.0 build=""
-    unchanged torch "$version" && return
+    local version=2.13.0 build="" peft="peft>=0.21,<0.22"
+    unchanged torch "$version $peft" && return
     [ "$(uname -s)" = Linux ] && build=+cpu
-    "$python" -m pip install --quiet "torch==$version$build" "accelerate>=1.15,<2" ||
+    "$python" -m pip install --quiet "torch==$version$build" "accelerate>=1.15,<2" "$peft" ||
         echo "no CPU build of torch $version could be installed: parity tests will skip (to try" \
             "again, install one into $venv yourself, or delete $venv/installed-torch)" >&2
-    installed torch "$version"
+    installed torch "$version $peft"
 }
 
 # Small real weights. The package asks for an engine that only its own entry point needs.

@@ -127,6 +127,80 @@ def test_repeats_are_left_out_and_the_odd_one_is_found():
     assert len(select.diverse(samples, KEY, count=5, ngram=2)) == 3  # distinct ones
 
 
+# A state by tokens, of a policy that sees the order of the first two only.
+def states_of(samples):
+    first, second = samples.tokens[:, 0], samples.tokens[:, 1]
+    return np.stack([first + 1, 2.0 * second + 1, np.ones(len(samples))], axis=1).astype("f4")
+
+
+def test_distances_of_states_are_those_of_their_directions():
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(6, 5)).astype("f4") * np.array([1, 9, 1, 1, 1, 0])[:, None]
+    tokens = np.array([[1, 2, 0], [1, 3, 0], [1, 2, 9], [4, 4, 4], [1, 3, 7], [5, 5, 5]])
+    length = np.array([2, 2, 2, 3, 3, 3])
+    found = diverse.state_distances(states, tokens, length)
+    for i, j in itertools.product(range(6), repeat=2):
+        same = tokens[i, :length[i]].tolist() == tokens[j, :length[j]].tolist()
+        one, other = (states[k].astype("f8") / (np.linalg.norm(states[k].astype("f8")) or 1)
+                      for k in (i, j))
+        assert found[i, j] == pytest.approx(0 if same else ((one - other) ** 2).sum(), abs=1e-12)
+    assert found[0, 2] == 0 < found[0, 1]  # equal but for what is behind the end
+
+
+def test_by_states_a_subset_lies_as_far_apart_as_a_plain_loop_finds():
+    rng = np.random.default_rng(2)
+    for trial in range(10):
+        samples = made([0] * 7, tokens=rng.integers(0, 9, (7, 4)))
+        states = rng.normal(size=(7, 3)).astype("f4")
+        kept = select.diverse_states(samples, select.Key(trial, 1), states=states, count=3)
+        unit = states / np.linalg.norm(states, axis=1, keepdims=True)
+        gap = lambda a, b, unit=unit: float(((unit[a] - unit[b]) ** 2).sum())  # noqa: E731
+        nexts = []
+        for start in range(7):
+            chosen = [start]
+            while len(chosen) < 3:
+                chosen.append(max((row for row in range(7) if row not in chosen),
+                                  key=lambda row: min(gap(row, one) for one in chosen)))
+            nexts.append(sorted(chosen))
+        assert kept.tolist() in nexts
+
+
+def test_states_are_made_of_what_is_left_when_a_strategy_reads_them():
+    samples = made([0] * 4 + [1] * 3, reward=[1, 0, 1, 1, 0, 1, 1], tokens=[
+        [0, 5], [0, 5], [0, 5], [7, 1], [3, 3], [2, 2], [2, 2]], valid=[True] * 6 + [False])
+    asked = []
+    strategies = configured(("reject_wrong", 0.5), ("diverse", 2), features="hidden")
+    left = select.apply(strategies, samples, KEY,
+                        states=lambda some: asked.append(some) or states_of(some))
+    assert [one.tokens.tolist() for one in asked] == [[[0, 5], [0, 5], [7, 1], [2, 2]]]
+    kept = np.flatnonzero(left.chosen)
+    assert [samples.tokens[row].tolist() for row in kept if row > 0][-2:] == [[7, 1], [2, 2]]
+    assert len(kept) == 3 and len(left.samples) == 7
+    other = configured(("reject_wrong", 0.5), ("diverse", 2))
+    select.apply(other, samples, KEY)  # asks for none
+    with pytest.raises(ValueError, match="hidden states.*learner/features"):
+        select.apply(strategies, samples, KEY)
+
+
+@given(rows=ragged, seed=st.integers(0, 99), count=st.integers(1, 4))
+def test_by_states_the_order_of_rows_and_other_groups_change_nothing(rows, seed, count):
+    samples = from_rows(rows)
+    kept = select.diverse_states(samples, KEY, states=states_of(samples), count=count)
+    order = np.random.default_rng(seed).permutation(len(rows))
+    moved = samples.take(order)
+    again = order[select.diverse_states(moved, KEY, states=states_of(moved), count=count)]
+    assert sorted(again.tolist()) == kept.tolist()
+    mine = np.flatnonzero(samples.group == samples.group[0])
+    alone = samples.take(mine)
+    assert mine[select.diverse_states(alone, KEY, states=states_of(alone), count=count)
+                ].tolist() == [row for row in kept if samples.group[row] == samples.group[0]]
+    for group in np.unique(samples.group):
+        right = samples.reward[samples.group == group] >= 0.5
+        if count > 1 and 0 < right.sum() < len(right):
+            left = samples.reward[kept[samples.group[kept] == group]] >= 0.5
+            assert left.any() and not left.all()
+
+
 def test_equal_shares_come_from_each_quarter_of_the_lengths():
     length = np.array([1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 7, 8, 9, 9])
     samples = made([0] * 16, length=length, tokens=np.zeros((16, 9)))
@@ -253,3 +327,9 @@ def test_the_most_rows_of_a_group_are_known_beforehand():
 def test_what_is_no_strategy_is_refused_by_name(entry, words):
     with pytest.raises(config.ConfigError, match=f"config.select.strategies.*{words}"):
         configured(entry)
+
+
+def test_hidden_features_that_nothing_reads_are_refused():
+    with pytest.raises(config.ConfigError, match="features = 'hidden' has no effect.*'diverse', 2"):
+        configured(("reject_wrong", 0.5), features="hidden")
+    assert not any(one.reads_states for one in configured(("diverse", 2)))

@@ -5,9 +5,11 @@ import shutil
 import numpy as np
 import pytest
 import runs
+import test_pods
 from conftest import ROOT
 
 from dapo_jax import command_line, config, config_checks, setup
+from dapo_jax.learner import features
 
 REJECT = {"rl.algorithm.preset": "sft", "sft.steps": 0, "rl.steps": 2, "eval.every": 0,
           "select.strategies": (("reject_wrong", 0.5), ("diverse", 2)),
@@ -66,6 +68,56 @@ def test_a_step_of_rejection_sampling_without_a_right_answer_is_skipped(tmp_path
     assert len(last.replay.samples) == 0
 
 
+HIDDEN = REJECT | {"rl.steps": 2, "select.features": "hidden"}
+
+
+def recorded(monkeypatch):
+    """What features were asked for, and what they were."""
+    calls, of = [], features.of
+
+    def watched(programs, params, samples, **options):
+        calls.append((samples, of(programs, params, samples, **options)))
+        return calls[-1][1]
+    monkeypatch.setattr(features, "of", watched)
+    return calls
+
+
+def test_a_run_selects_by_the_policy_s_hidden_states(tmp_path, monkeypatch):
+    calls = recorded(monkeypatch)
+    assert runs.run(tmp_path, HIDDEN) == command_line.DONE
+    lines = runs.steps(tmp_path)
+    assert [line["compiles"] for line in lines] == [0, 0] and len(calls) == 2
+    for line, (samples, found) in zip(lines, calls):
+        assert (samples.reward >= 0.5).all() and line["select/samples"] <= len(samples)
+        assert line["policy/updates"] == 1
+        # Of one prompt's samples, equal completions have equal states and others do not.
+        for row in range(1, len(samples)):
+            same = np.array_equal(samples.tokens[row], samples.tokens[row - 1])
+            if samples.prompt[row] == samples.prompt[row - 1]:
+                assert (np.abs(found[row] - found[row - 1]).max() < 1e-5) == same
+    before, after = (found for _, found in calls)
+    assert np.isfinite(before).all() and np.isfinite(after).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [
+    {"lora.rank": 3, "lora.alpha": 6.0}, {"rollout.mode": "streaming"},
+    {"mesh.data": 2, "mesh.fsdp": 2, "checkpoint.every": 0}])  # copies on devices: a save compiles
+def test_hidden_states_are_read_under_an_adapter_and_on_several_devices(tmp_path, changes):
+    assert runs.run(tmp_path, HIDDEN | changes) == command_line.DONE
+    for line in runs.steps(tmp_path):
+        assert line["compiles"] == 0 and line["select/reward_mean"] == 1
+
+
+@pytest.mark.slow
+def test_two_processes_select_by_hidden_states_as_one_does(tmp_path):
+    changes = ("select.features=hidden", "select.strategies=(('reject_wrong',0.5),('diverse',2))",
+               "rl.algorithm.preset=sft", "rl.steps=2", "checkpoint.every=0", "eval.every=0")
+    one, two = (test_pods.run(tmp_path / str(count), count, *changes) for count in (1, 2))
+    test_pods.assert_same(two, one)
+    assert all(0 < line["select/share"] <= 0.5 for line in two if line["phase"] == "rl")
+
+
 @pytest.mark.slow
 def test_the_best_and_the_worst_of_each_group_train_a_policy(tmp_path):
     changes = runs.RL_ONLY | {"rl.steps": 2, "eval.every": 0,
@@ -109,6 +161,8 @@ def test_without_selection_a_checkpoint_holds_no_buffer_of_it():
      "'rloo' does not correct for.*old_logprobs"),
     ({"select.strategies": (("best", 1),)}, "select.strategies.*'best'.* not known"),
     ({"select.ngram": 0}, "select.ngram"),
+    ({"select.features": "mean"}, "select.features is 'mean'; allowed: ngram, hidden"),
+    ({"select.features": "hidden"}, "features = 'hidden' has no effect"),
 ])
 def test_what_cannot_be_selected_is_refused_before_anything_is_compiled(changes, words):
     with pytest.raises(config.ConfigError, match=words):

@@ -58,6 +58,20 @@ def test_dapo_means_over_tokens_and_grpo_over_samples(given_loss, preset, want, 
     assert loss_of(prepare(two, shape, algorithm), algorithm) == pytest.approx(want, abs=1e-6)
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("width", [4, 16])
+def test_dr_grpo_divides_by_the_limit_whatever_the_padding_and_the_microbatch(
+        given_loss, width, slots):
+    """B30: (2 + 4) / (2 x 10)"""
+    two = hand_made([[5] * 2, [6] * 4], group=[0, 1], reward=[1, 1], prompt=[0, 1], width=width)
+    shape = dataclasses.replace(SHAPE, slots=slots, rows=1, completion_buckets=(width,))
+    algorithm = given_loss("dr_grpo")
+    work = step.prepare(two, algorithm=algorithm, updates=1, step=1, table=TABLE, shape=shape,
+                        max_length=10)
+    assert len(work[0].batches) == 2 // slots
+    assert loss_of(work, algorithm) == pytest.approx(0.3, abs=1e-6)
+
+
 def test_microbatch_means_depend_on_the_microbatches_and_token_means_do_not(given_loss):
     """10 tokens of loss 2 and 100 of loss 1."""
     two = hand_made([[5] * 10, [6] * 100], group=[0, 1], reward=[2, 1], prompt=[0, 1], width=100)

@@ -23,8 +23,20 @@ def ngram_distances(tokens: np.ndarray, length: np.ndarray, *, longest: int) -> 
     names, column = np.unique(np.concatenate(runs), return_inverse=True)
     counts = np.zeros((len(tokens), len(names)))
     np.add.at(counts, (np.concatenate(rows), column), 1)
-    norms = np.linalg.norm(counts, axis=1, keepdims=True)
-    unit = counts / np.maximum(norms, 1)
+    return _between_units(counts)
+
+
+def state_distances(states: np.ndarray, tokens: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Squared distances f64[m, m] between completions by their `states` f32[m, D] at norm 1: 0 to
+    4, twice 1 - cosine. Equal completions lie at 0, whatever rounding made of their states."""
+    own = np.where(np.arange(tokens.shape[1]) < length[:, None], tokens, -1)
+    _, text = np.unique(own, axis=0, return_inverse=True)
+    return np.where(np.equal.outer(text, text), 0, _between_units(states.astype(np.float64)))
+
+
+def _between_units(rows: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(norms > 0, norms, 1)
     return np.maximum(np.add.outer(*[(unit ** 2).sum(axis=1)] * 2) - 2 * unit @ unit.T, 0)
 
 

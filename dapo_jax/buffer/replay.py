@@ -31,14 +31,16 @@ def nothing(width: int) -> types.Selected:
 
 def learned_from(
     kept: types.Selected | None, samples: types.Samples, intake: Intake, *, step: int,
+    states: select.States = select.no_states,
 ) -> tuple[types.Selected | None, types.Selected, dict[str, float]]:
     """The buffer after the step, what the step learns from, and metrics of both.
 
-    `samples` are the step's own, `kept` is the buffer before it (None: there is none). Metrics are
-    of what the intake does: a phase that selects and replays nothing has none.
+    `samples` are the step's own, `kept` is the buffer before it (None: there is none), `states` as
+    in select.apply. Metrics are of what the intake does: a phase that selects and replays nothing
+    has none.
     """
     key = select.Key(intake.seed, step)
-    own = select.apply(intake.strategies, samples, key)
+    own = select.apply(intake.strategies, samples, key, states=states)
     chosen, metrics = own, {}
     if kept is not None and intake.buffer.capacity:
         old, expired = _young(kept, step=step, max_age=intake.buffer.max_age)

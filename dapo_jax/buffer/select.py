@@ -1,9 +1,10 @@
 """Which samples are learned from: pure strategies `(samples, key) -> rows`, one after another.
 
-Each names rows i64[m], ascending, of the samples it is given. It reads their host columns and
-draws from its key alone: the same samples give the same rows in whatever order they stand, and a
-group's rows do not depend on other groups (those of whole groups apart). A group of right and wrong
-samples keeps both where a strategy keeps two or more of it, `reject_wrong` apart.
+Each names rows i64[m], ascending, of the samples it is given. It reads their host columns (one that
+asks for it, the policy's mean states of them beside) and draws from its key alone: the same samples
+give the same rows in whatever order they stand, and a group's rows do not depend on other groups
+(those of whole groups apart). A group of right and wrong samples keeps both where a strategy keeps
+two or more of it, `reject_wrong` apart.
 
 A strategy also says of which samples the advantages' statistics are (`Strategy.statistics`).
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dapo_jax import config, types
-from dapo_jax.buffer import diverse as features
+from dapo_jax.buffer import diverse as far
 from dapo_jax.dynamic_sampling import history
 
 STREAM = 4  # keeps these random numbers apart from others drawn from the run's seed
@@ -30,7 +31,8 @@ class Key:
     place: int = 0  # of the strategy among those applied
 
 
-Choose = Callable[[types.Samples, Key], np.ndarray]
+Choose = Callable[..., np.ndarray]  # (samples, key), and `states` where the strategy reads them
+States = Callable[[types.Samples], np.ndarray]  # f32[n, D] of samples: learner/features.py
 # Of one group: its rows i64[k] in random order -> those kept.
 ChooseOfGroup = Callable[[types.Samples, np.ndarray], np.ndarray]
 
@@ -47,13 +49,26 @@ class Strategy:
     choose: Choose
     statistics: str
     most: int = 0
+    reads_states: bool = False
 
 
-def apply(strategies: tuple[Strategy, ...], samples: types.Samples, key: Key) -> types.Selected:
-    """Let each strategy choose among what those before it kept of the valid samples."""
+def no_states(samples: types.Samples) -> np.ndarray:
+    """Where there is no policy at hand; raises ValueError."""
+    raise ValueError("a strategy reads the policy's hidden states: give select.apply a function "
+                     "that makes them of samples (learner/features.of)")
+
+
+def apply(
+    strategies: tuple[Strategy, ...], samples: types.Samples, key: Key, *,
+    states: States = no_states,
+) -> types.Selected:
+    """Let each strategy choose among what those before it kept of the valid samples. `states` is
+    called for what is left, where a strategy reads them."""
     counted, rows = np.arange(len(samples)), np.flatnonzero(samples.valid)
     for place, strategy in enumerate(strategies):
-        rows = rows[strategy.choose(samples.take(rows), dataclasses.replace(key, place=place))]
+        left = samples.take(rows)
+        more = {"states": states(left)} if strategy.reads_states else {}
+        rows = rows[strategy.choose(left, dataclasses.replace(key, place=place), **more)]
         if strategy.statistics == KEPT:
             counted = rows
         elif strategy.statistics == OF_KEPT_GROUPS:
@@ -89,7 +104,18 @@ def diverse(samples: types.Samples, key: Key, *, count: int, ngram: int) -> np.n
     The first is drawn, each further one is farthest from those chosen (the second from the other
     class, if there is one); fewer where all that is left equals something chosen.
     """
-    return _of_each_group(samples, key, functools.partial(_apart, count=count, ngram=ngram))
+    return _of_each_group(samples, key, functools.partial(
+        _apart, count=count, distances=lambda rows: far.ngram_distances(
+            samples.tokens[rows], samples.length[rows], longest=ngram)))
+
+
+def diverse_states(
+    samples: types.Samples, key: Key, *, states: np.ndarray, count: int
+) -> np.ndarray:
+    """As `diverse`, by the policy's mean hidden states f32[n, D] of the completions."""
+    return _of_each_group(samples, key, functools.partial(
+        _apart, count=count, distances=lambda rows: far.state_distances(
+            states[rows], samples.tokens[rows], samples.length[rows])))
 
 
 def length_strata(samples: types.Samples, key: Key, *, count: int, strata: int) -> np.ndarray:
@@ -131,13 +157,16 @@ def _ends(samples: types.Samples, rows: np.ndarray, *, count: int) -> np.ndarray
     return np.concatenate([rising[:count - best], rising[size - best:]])
 
 
-def _apart(samples: types.Samples, rows: np.ndarray, *, count: int, ngram: int) -> np.ndarray:
-    distances = features.ngram_distances(samples.tokens[rows], samples.length[rows], longest=ngram)
+def _apart(
+    samples: types.Samples, rows: np.ndarray, *, count: int,
+    distances: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
+    squared = distances(rows)
     right = samples.reward[rows] >= history.SUCCESS
     first, other = [0], np.flatnonzero(right != right[0])
     if len(other) and count > 1:
-        first.append(int(other[np.argmax(distances[0, other])]))
-    return rows[features.farthest(distances, count, first=first)]
+        first.append(int(other[np.argmax(squared[0, other])]))
+    return rows[far.farthest(squared, count, first=first)]
 
 
 def _shares(samples: types.Samples, rows: np.ndarray, *, count: int, strata: int) -> np.ndarray:
@@ -204,7 +233,12 @@ EVICTIONS = {"oldest": _oldest, "random": _random, "least_spread": _least_spread
 
 def strategies(cfg: config.Config) -> tuple[Strategy, ...]:
     """The strategies of `config.select`; ConfigError for a name or a number that is none."""
-    return tuple(_strategy(entry, cfg) for entry in cfg.select.strategies)
+    found = tuple(_strategy(entry, cfg) for entry in cfg.select.strategies)
+    if cfg.select.features == "hidden" and not any(one.reads_states for one in found):
+        raise config.ConfigError(
+            "config.select.features = 'hidden' has no effect, since no strategy reads features: "
+            "add ('diverse', 2) to config.select.strategies, or leave config.select.features out")
+    return found
 
 
 def _strategy(entry: object, cfg: config.Config) -> Strategy:
@@ -233,6 +267,9 @@ def _max_variance(name: str, number: int, cfg: config.Config) -> Strategy:
 
 
 def _diverse(name: str, number: int, cfg: config.Config) -> Strategy:
+    if cfg.select.features == "hidden":
+        return Strategy(name, functools.partial(diverse_states, count=number), AS_BEFORE, number,
+                        reads_states=True)
     choose = functools.partial(diverse, count=number, ngram=cfg.select.ngram)
     return Strategy(name, choose, AS_BEFORE, number)
 
