@@ -12,6 +12,7 @@ import matplotlib
 import matplotlib.figure
 import numpy as np
 
+from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.runtime import metrics, plots
 from dapo_jax.studies import jobs, verdicts
 
@@ -80,6 +81,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
             for row in (heads, ["---"] * len(heads), *rows)]
+
+
+def interval(value: comparison.Interval) -> str:
+    """Mean and bounds of a figure in four digits; a dash where it is not known."""
+    if not np.isfinite(value.mean):
+        return "–"
+    known = np.isfinite(value.low)
+    return f"{value.mean:.4g}" + (f" ({value.low:.4g} to {value.high:.4g})" if known else "")
 
 
 def png(draw: Callable[[matplotlib.figure.Figure], None], size: tuple[float, float]) -> bytes:
