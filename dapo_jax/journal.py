@@ -6,20 +6,18 @@ Of several processes one writes; all see the folder, since checkpoints are writt
 import contextlib
 import dataclasses
 import logging
-import os
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from dapo_jax import config, evaluate, types
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect
 from dapo_jax.runtime import (
     checkpoint,
+    environment,
     eval_files,
     failed_updates,
     metrics,
@@ -59,17 +57,11 @@ def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> Non
     values = config.to_json(cfg)
     checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
     try:
-        checkpoint.write_config(workdir, values | {"_environment": _environment()})
+        checkpoint.write_config(workdir, values | {"_environment": environment.described()})
     except OSError as error:
         raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
                                  "a directory of yours, or a new name?") from error
     stack.enter_context(checkpoint.sole_use(workdir))
-
-
-def _environment() -> dict[str, str]:
-    device = jax.devices()[0]
-    return {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__,
-            "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
 
 
 def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, done: int, steps: int

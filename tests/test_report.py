@@ -1,19 +1,22 @@
-import base64
+"""The report: what is read, what the page holds, and what it looks like in a browser."""
+
 import html.parser
 import json
 import re
+import shutil
+import subprocess
 
 import matplotlib.figure
 import numpy as np
 import pytest
 
 from dapo_jax import report
-from dapo_jax.runtime import page, plots
+from dapo_jax.runtime import environment, page, panels, plots, report_data, run_files
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def make_run(workdir, *, steps=4, accuracy=0.5, samples=()):
+def make_run(workdir, *, steps=4, accuracy=0.5, samples=(), seed=7, **config):
     """A run of one SFT step and some RL steps, as files."""
     lines = [{"step": 0, "phase": "start", "eval/avg@8": 0.125, "eval/greedy": 0.25}]
     lines += [{"step": 1, "phase": "sft", "policy/loss": 2.0, "time/step": 30.0}]
@@ -26,7 +29,8 @@ def make_run(workdir, *, steps=4, accuracy=0.5, samples=()):
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (workdir / "config.json").write_text(json.dumps(
-        {"seed": 7, "rl": {"steps": steps}, "_environment": {"jax": "0.0.1"}, "_config": "x.py"}))
+        {"seed": seed, "rl": {"steps": steps}, "_environment": {"jax": "0.0.1"}, "_config": "x.py"}
+        | config))
     (workdir / "samples").mkdir(exist_ok=True)
     for step in (1, steps):
         (workdir / "samples" / f"step_{step:06d}.jsonl").write_text(
@@ -40,44 +44,41 @@ def row(prompt_id, reward, completion="12", **more):
 
 
 class Page(html.parser.HTMLParser):
-    """Tags, attributes and text of a page."""
+    """Tags, addresses and the data of a page."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.sources, self.texts, self.open = [], [], [], []
+        self.tags, self.addresses, self.data, self._inside = [], [], None, False
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.sources += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+        self._inside = ("id", "data") in attrs
 
     def handle_data(self, data):
-        self.texts.append(data)
+        if self._inside:
+            self.data = json.loads(data)
+            self._inside = False
 
 
 def parsed(path):
-    result = Page(path.read_text(encoding="utf-8"))
-    assert not result.open
-    return result
+    return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_is_self_contained_and_its_images_are_the_files(tmp_path, capsys):
+def test_the_page_loads_nothing_and_its_figures_lie_beside_it(tmp_path, capsys):
     workdir = make_run(tmp_path / "run", samples=[row(0, 1.0)])
     assert report.main([str(workdir)]) == 0
     assert capsys.readouterr().out.strip() == str(workdir / "report.html")
     found = parsed(workdir / "report.html")
-    assert all(source.startswith("data:image/png;base64,") for source in found.sources)
-    inlined = {base64.b64decode(source.split(",")[1]) for source in found.sources}
+    assert found.addresses == ["data:,"]
+    assert found.tags.count("script") == 3 and not {"iframe", "img"} & set(found.tags)
     files = {path.stem: path.read_bytes() for path in (workdir / "report").iterdir()}
-    assert inlined == set(files.values()) and all(image.startswith(PNG) for image in inlined)
+    assert all(image.startswith(PNG) for image in files.values())
     assert files.keys() == {"accuracy", "reward", "groups", "loss", "time", "compiles"}
-    assert not {"link", "script", "iframe"} & set(found.tags)
+    assert [panel["name"] for panel in found.data["panels"]] == [
+        panel.name for panel in panels.PANELS if panel.name in files]
 
 
 def test_missing_metrics_are_named_and_their_old_files_removed(tmp_path):
@@ -85,66 +86,158 @@ def test_missing_metrics_are_named_and_their_old_files_removed(tmp_path):
     (workdir / "report").mkdir()
     (workdir / "report" / "entropy.png").write_bytes(b"old")
     report.main([str(workdir)])
-    text = " ".join(parsed(workdir / "report.html").texts)
-    left_out = re.search(r"Left out, as no run has their metrics: ([^.]*)\.", text).group(1)
+    left_out = parsed(workdir / "report.html").data["missing"]
     assert "Entropy of the policy" in left_out and "Task reward" not in left_out
     assert not (workdir / "report" / "entropy.png").exists()
 
 
 def test_the_head_sums_the_run_up(tmp_path):
     workdir = make_run(tmp_path / "run", steps=4, accuracy=0.75)
-    got = report.summary(report.read_run(workdir, name="run"))
+    got = report_data.summary(run_files.read(workdir, name="run"))
     assert got["steps"] == "4, 1 sft, 3 rl"
     assert got["held-out avg@8"] == "0.125 → 0.75" and got["held-out greedy"] == "0.25 → 0.75"
     assert got["mean reward"] == "0.2 → 0.4" and got["tokens sampled"] == "3,000"
-    assert got["time in steps"] == "2.0 min" and got["jax"] == "0.0.1" and got["config"] == "x.py"
+    assert got["time in steps"] == "2.0 min"
     report.main([str(workdir)])
-    text = "".join(parsed(workdir / "report.html").texts)
-    assert '"seed": 7' in text and "0.125 → 0.75" in text
+    data = parsed(workdir / "report.html").data
+    assert data["environment"] == [["jax", "0.0.1"], ["config", "x.py"]]
+    assert '"seed": 7' in data["runs"][0]["config"]
+    assert data["phases"] == [[["rollout", 3.0], ["update", 3.0], ["other", 114.0]]]
+    assert data["runs"][0]["borders"] == [[1.5, "rl"]]
 
 
-def test_right_and_wrong_samples_of_first_and_last_step_are_shown(tmp_path):
-    many = [row(n % 6, float(n % 2), completion=f"completion {n}") for n in range(40)]
+def test_right_and_wrong_samples_of_steps_spread_over_the_run_are_shown(tmp_path):
+    many = [row(n % 6, float(n % 2), completion=f"completion {n}") for n in range(60)]
     workdir = make_run(tmp_path / "run", samples=many)
+    for step in range(2, 80):
+        (workdir / "samples" / f"step_{step:06d}.jsonl").write_text(json.dumps(many[0]) + "\n")
     (workdir / "samples" / "eval_000004.jsonl").write_text(json.dumps(row(9, 0.0)) + "\n")
-    shown = report.read_run(workdir, name="run").samples
-    count = report.SAMPLES_SHOWN
-    assert [r["place"] for r in shown] == ["1"] * 2 * count + ["4"] * 2 * count + ["held out, 4"]
-    assert [r["right"] for r in shown[:2 * count]] == [True] * count + [False] * count
-    assert [r["completion"] for r in shown[:3]] == ["completion 1", "completion 3", "completion 5"]
-    assert shown[-1]["kept"] == "yes" and shown[-1]["reward"] == "0"
+    shown = run_files.read(workdir, name="run", rows=8).samples
+    first = [r for r in shown if r["step"] == 1]
+    assert [r["right"] for r in first] == [True] * 4 + [False] * 4
+    assert [r["completion"] for r in first[:3]] == ["completion 1", "completion 3", "completion 5"]
+    steps = list(dict.fromkeys(r["step"] for r in shown if r["kind"] == "training"))
+    assert len(steps) == run_files.STEP_FILES and (steps[0], steps[-1]) == (1, 79)
+    assert shown[-1]["kind"] == "held out" and shown[-1]["kept"] == "yes"
+    assert shown[-1]["reward"] == "0"
 
 
-def test_sample_text_cannot_act_on_the_page_and_control_characters_show(tmp_path):
-    nasty = "<script>alert(1)</script>{{ 7 * 7 }}\n\t\x00\x1b[31m\u202e\ud800\x85&amp;"
+NASTY = "</script><script>alert(1)</script>{{ 7 * 7 }}<!--\n\t\x00\x1b[31m\u202e\ud800\x85&amp;"
+
+
+def test_sample_text_stays_within_the_data(tmp_path):
     workdir = make_run(tmp_path / "<b>run", samples=[
-        row(0, 1.0, completion=nasty, prompt=nasty, answer=nasty),
+        row(0, 1.0, completion=NASTY, prompt=NASTY, answer=NASTY),
         row(1, 0.0, completion="z" * 5000),
         row(2, 0.0, valid=False, kept=None, stopped=None, answer=None)])
     report.main([str(workdir)])
     raw = (workdir / "report.html").read_bytes()
     assert not set(raw) & {*range(0x00, 0x0A), *range(0x0B, 0x20), 0x7F}
+    assert b'\xe2\x80\xae' not in raw and b'\xc2\x85' not in raw
     found = parsed(workdir / "report.html")
-    text = "".join(found.texts)
-    assert "script" not in found.tags and "b" not in found.tags
-    assert "<script>alert(1)</script>{{ 7 * 7 }}↵\n␉␀␛[31m\\u202e\\ud800\\u0085&amp;" in text
-    hidden = 5000 - page.TEXT_LIMIT
-    assert f"{'z' * page.TEXT_LIMIT} … {hidden} more characters" in text
-    assert "z" * (page.TEXT_LIMIT + 1) not in text and "failed" in text
+    assert found.tags.count("script") == 3 and "b" not in found.tags
+    assert b"alert(1)" in raw and b"<script>alert" not in raw
+    shown = {one["prompt"]: one for one in found.data["runs"][0]["samples"]}
+    assert NASTY in shown and shown[NASTY]["completion"] == shown[NASTY]["answer"] == NASTY
+    long, = (one["completion"] for one in found.data["runs"][0]["samples"]
+             if one["completion"].startswith("zz") and one["step"] == 1)
+    assert long == f"{'z' * run_files.TEXT_LIMIT} … {5000 - run_files.TEXT_LIMIT} more characters"
+    assert any(one["reward"] == "failed" for one in found.data["runs"][0]["samples"])
 
 
 def test_several_runs_are_overlaid_in_the_first_directory_or_out(tmp_path):
     first = make_run(tmp_path / "a" / "run")
     second = make_run(tmp_path / "b" / "run", steps=9)
-    alone = plots.draw(plots.PANELS[0], {"a": report.read_run(first, name="a").lines})
+    alone = plots.draw(panels.PANELS[0], {"a": run_files.read(first, name="a").lines})
     assert report.main([str(first), str(second)]) == 0
     assert (first / "report.html").exists() and not (second / "report.html").exists()
-    text = "".join(parsed(first / "report.html").texts)
-    assert "a/run" in text and "b/run" in text and "2 runs" in text
+    data = parsed(first / "report.html").data
+    assert [one["name"] for one in data["runs"]] == ["a/run", "b/run"]
+    assert data["title"] == "2 runs"
+    assert data["changes"] == {"head": ["a/run", "b/run"], "rows": [["rl.steps", "4", "9"]]}
     assert (first / "report" / "accuracy.png").read_bytes() != alone
     out = tmp_path / "out"
     assert report.main([str(first), str(second), "--out", str(out)]) == 0
     assert (out / "report.html").exists() and (out / "report" / "groups.png").exists()
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+def many(tmp_path, values, **changed):
+    """Runs by folder name: arm A and arm B with seeds, of these last accuracies."""
+    return [make_run(tmp_path / f"{arm}/seed_{seed}", accuracy=value, seed=seed,
+                     **(changed if arm == "b" else {}))
+            for arm, row_ in values.items() for seed, value in enumerate(row_)]
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path):
+    runs = report.read(many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, mesh={"data": 2}))
+    assert report_data.grouped(runs) == {"mesh.data = None": [0, 1], "mesh.data = 2": [2, 3]}
+    long = {"task": {"template": "x" * 80}}
+    runs = report.read(many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, **long))
+    assert report_data.grouped(runs) == {"a": [0, 1], "b": [2, 3]}
+    runs = report.read(many(tmp_path, {"a": (0.1,), "b": (0.3,)}, checkpoint={"every": 9}))
+    assert list(report_data.grouped(runs).values()) == [[0, 1]]  # what changes no number
+
+
+def test_settings_with_common_seeds_are_compared(tmp_path):
+    runs = report.read(many(tmp_path, {"a": (0.1, 0.2, 0.31), "b": (0.3, 0.41, 0.5)}, lora=
+                            {"rank": 2}))
+    got = report_data.compared(runs, report_data.grouped(runs))
+    assert got["base"] == "lora.rank = None" and [row_[0] for row_ in got["rows"]] == [
+        "avg@8", "greedy"]
+    assert got["rows"][0][1:4] == ["lora.rank = 2", "0, 1, 2", "+0.200 (+0.175 to +0.225)"]
+    assert got["rows"][0][5].startswith("a real difference: higher by 0.2")
+    one = report.read(many(tmp_path, {"a": (0.1,), "b": (0.3,)}, lora={"rank": 2}))
+    assert report_data.compared(one, report_data.grouped(one))["rows"] == []
+
+
+def test_of_one_run_the_fields_that_are_not_as_by_default_are_shown(tmp_path):
+    run, = report.read([make_run(tmp_path / "run", filter={"tolerance": 0.5, "metric": "task"})])
+    got = report_data.changes([run])
+    assert got["head"] == ["default", "run"]
+    assert ["filter.tolerance", "1e-06", "0.5"] in got["rows"]
+    assert not any(row_[0] == "filter.metric" for row_ in got["rows"])
+
+
+def test_long_curves_are_means_of_equal_stretches_that_meet():
+    rng = np.random.default_rng(0)
+    steps = np.flatnonzero(rng.random(500) < 0.7).astype(float)
+    values = rng.random(len(steps))
+    xs, ys = report_data.thinned(steps, values, 7)
+    want = {}
+    for step, value in zip(steps, values):
+        want.setdefault(step // 7, []).append(value)
+    assert xs == [7 * place + 3 for place in want]
+    np.testing.assert_allclose(ys, [np.mean(row_) for row_ in want.values()], rtol=1e-4)
+    assert report_data.thinned(steps, values, 1)[0] == steps.tolist()
+
+
+def test_the_oracle_is_what_the_ratio_says():
+    panel = next(panel for panel in panels.PANELS if panel.name == "sampling")
+    lines = [{"step": 1}, {"step": 2, "sampling/asked": 112.0, "sampling/oracle_ratio": 1.4},
+             {"step": 3, "sampling/asked": 0.0, "sampling/oracle_ratio": None}]
+    steps, values = panels.series(panel, lines)["oracle"]
+    assert steps.tolist() == [2] and values.tolist() == pytest.approx([80.0])
+
+
+def test_the_commit_is_gits_and_an_installed_package_has_none(tmp_path):
+    def git(*words):
+        return subprocess.run(
+            ["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e@x", *words],
+            check=True, capture_output=True, text=True).stdout.strip()
+    assert environment.commit(tmp_path) == ""
+    git("init", "-q")
+    assert environment.commit(tmp_path) == ""  # nothing committed yet
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-qm", "m")
+    assert environment.commit(tmp_path) == git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "file").write_text("2")
+    assert environment.commit(tmp_path).endswith("-dirty")
+    assert environment.commit(tmp_path / "inside") == ""
+    assert {"python", "jax", "numpy", "device", "cores"} <= environment.described().keys()
 
 
 @pytest.mark.parametrize("content, message", [
@@ -163,7 +256,7 @@ def test_an_unreadable_config_is_an_error_and_torn_files_are_noted(tmp_path, cap
     workdir = make_run(tmp_path / "run", samples=[row(0, 1.0)])
     for path in (workdir / "metrics.jsonl", workdir / "samples" / "step_000004.jsonl"):
         path.write_text(path.read_text() + '{"step": 5, ')
-    run = report.read_run(workdir, name="run")
+    run = run_files.read(workdir, name="run")
     assert [line["step"] for line in run.lines] == [0, 1, 2, 3, 4]
     assert run.notes == ("metrics.jsonl is torn after line 5; the rest is left out",
                          "step_000004.jsonl is torn after row 1; the rest is left out")
@@ -188,7 +281,7 @@ def test_the_running_mean_is_that_of_equal_stretches_on_both_sides():
     np.testing.assert_allclose(plots._running_mean(values, 2), want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("panel", plots.PANELS, ids=lambda panel: panel.name)
+@pytest.mark.parametrize("panel", panels.PANELS, ids=lambda panel: panel.name)
 def test_each_panel_draws_its_metrics_for_one_run_and_two(panel):
     names = [re.sub(r"\(.*\)", "avg@8", pattern) for pattern, _ in panel.metrics]
     lines = [{"step": step, "phase": "sft" if step < 3 else "rl",
@@ -201,9 +294,9 @@ def test_each_panel_draws_its_metrics_for_one_run_and_two(panel):
 def test_the_difficulty_map_shows_of_the_prompts_seen_the_share_at_each_pass_rate():
     lines = [{"step": 4, "history/unseen": 0.5, "history/rate_0": 0.4, "history/rate_1": 0.1},
              {"step": 6, "history/unseen": 0.0, "history/rate_0": 0.25, "history/rate_1": 0.75}]
-    panel = next(panel for panel in plots.PANELS if panel.kind == "map")
+    panel = next(panel for panel in panels.PANELS if panel.kind == "map")
     axes = matplotlib.figure.Figure().subplots()
-    plots._map(axes, panel, plots._series(panel, lines))
+    plots._map(axes, panel, panels.series(panel, lines))
     drawn = axes.collections[0]
     np.testing.assert_allclose(drawn.get_array().reshape(2, 2), [[0.8, 0.25], [0.2, 0.75]])
     corners = drawn.get_coordinates()
@@ -223,9 +316,63 @@ def test_the_last_evaluation_is_shown_with_its_data_sets_and_its_page(tmp_path):
     lines = (workdir / "metrics.jsonl").read_text()
     more = {"step": 5, "eval/aime<24>/avg@4": 0.25, "eval/interval/avg@4_low": 0.1}
     (workdir / "metrics.jsonl").write_text(lines + json.dumps(more) + "\n")
-    run = report.read_run(workdir, name="run")
-    page_text = report.write([run], tmp_path).read_text()
-    assert "After step 20, 4 answers" in page_text and "run/eval/step_000020.html" in page_text
-    assert "<td>aime&lt;24&gt;</td><td>5</td><td>0.250 (0.125–0.500)</td>" in page_text
-    assert report.summary(run)["held-out aime<24>/avg@4"] == "0.25 → 0.25"
-    assert not any("interval" in label for label in report.summary(run))
+    run = run_files.read(workdir, name="run")
+    shown = parsed(report.write([run], tmp_path)).data["runs"][0]
+    assert (shown["evaluation"]["step"], shown["evaluation"]["samples"]) == (20, 4)
+    assert shown["pages"][-1] == "eval/step_000020.html"
+    assert shown["evaluation"]["rows"][1][:3] == ["aime<24>", "5", "0.250 (0.125–0.500)"]
+    assert report_data.summary(run)["held-out aime<24>/avg@4"] == "0.25 → 0.25"
+    assert not any("interval" in label for label in report_data.summary(run))
+
+
+# ----------------------------------------------------------------------------------------- browser
+
+PROBE = """<script>
+window.broken = [];
+addEventListener("error", (event) => broken.push(event.message));
+addEventListener("securitypolicyviolation", (event) => broken.push(event.violatedDirective));
+addEventListener("load", () => setTimeout(() => {
+  const root = document.documentElement, of = (name) => document.querySelectorAll(name).length;
+  const readings = {broken, wide: root.scrollWidth, room: root.clientWidth,
+    figures: of("figure > svg"), articles: of("article"), text: document.body.innerText,
+    smoothed: smoothed([1, 5, null, 2, 8, 3, 4], 2),
+    merged: merged([[[1, 2, 3], [1, 2, 3]], [[2, 3, 4], [4, 9, 9]]]),
+    ticks: ticks(0, 0.93, 4), log: logTicks(0.02, 40)};
+  parent.postMessage(JSON.stringify(readings), "*");
+}, 300));
+</script>"""
+FRAME = """<script>onmessage = (event) => { document.body.textContent = event.data; }</script>
+<body><iframe src="report.html" style="width: %dpx; height: 800px; border: 0"></iframe>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
+    """In a frame, since a headless window is at least 500 wide."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium to look at the page with")
+    dirs = many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, rollout={"stop": ["x" * 90]})
+    rows = [row(0, 1.0, completion=NASTY, prompt="w" * 300), row(1, 0.0)]
+    make_run(dirs[0], seed=0, samples=rows)
+    text = page.render(report_data.payload(report.read(dirs), live=False))
+    (tmp_path / "report.html").write_text(text.replace("<style>", PROBE + "<style>", 1))
+    (tmp_path / "frame.html").write_text(FRAME % width)
+    shown = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,900",
+         "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "frame.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True).stdout
+    got = json.loads(html.unescape(re.search(r"<body>(.*)</body>", shown, re.S).group(1)))
+    assert got["broken"] == [] and width - 20 < got["room"] <= width  # less the scrollbar
+    assert got["wide"] == got["room"], "something is wider than the page"
+    assert got["figures"] == 6 and got["articles"] == 4
+    assert "<script>alert(1)</script>" in got["text"] and "\\u202e" in got["text"]
+    assert "Is it a real difference?" in got["text"]
+    want = [1, np.mean([1, 5]), np.mean([1, 5, 2, 8]), np.mean([5, 2, 8, 3]),
+            np.mean([2, 8, 3, 4]), np.mean([8, 3, 4]), 4]
+    assert got["smoothed"][0] == 1 and got["smoothed"][2:5] == pytest.approx(want[2:5])
+    assert got["smoothed"][5:] == pytest.approx(want[5:])
+    assert got["merged"] == {"x": [2, 3], "low": [2, 3], "high": [4, 9], "y": [3, 6]}
+    assert got["ticks"] == pytest.approx([0, 0.5])
+    assert got["log"] == pytest.approx([0.03, 0.1, 0.3, 1, 3, 10, 30][::2])
