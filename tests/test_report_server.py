@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -142,3 +143,31 @@ def test_the_command_listens_on_loopback_until_it_is_interrupted(workdir):
         process.kill()
         process.wait()
     assert not (workdir / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_browser_draws_what_is_new_without_being_told(workdir):
+    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium to look at the page with")
+    source, calls = report.source([workdir]), []
+
+    def payload():
+        calls.append(None)
+        if len(calls) == 2:  # the page itself was the first
+            with (workdir / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 777, "phase": "rl", "policy/loss": 0.25}) + "\n")
+        return source.payload()
+
+    changing = report_server.Source(lambda: len(calls), payload, source.files)
+    with report_server.opened(changing, host="127.0.0.1", port=0) as opened:
+        threading.Thread(target=opened.serve_forever, daemon=True).start()
+        shown = subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             f"--user-data-dir={workdir / 'profile'}", "--virtual-time-budget=8000", "--dump-dom",
+             f"http://127.0.0.1:{opened.server_address[1]}/"],
+            capture_output=True, text=True, timeout=120, check=True).stdout
+        opened.shutdown()
+    body = shown.split('<script type="application/json"')[0]
+    assert "777, 1 sft" in body and "live, as of" in body
+    assert 'href="run/0/eval/step_000004.html"' not in body  # no evaluation's figures to link from
