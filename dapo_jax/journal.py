@@ -23,6 +23,7 @@ from dapo_jax.runtime import (
     metrics,
     processes,
     samples_log,
+    wandb_log,
 )
 
 LOG = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None
 
 
 def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
+    wandb_log.check(cfg.log.wandb)
     steps_free = cfg.rl.optimizer.schedule == "constant"
     values = config.to_json(cfg)
     checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
@@ -71,7 +73,9 @@ def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, don
         return Journal(workdir, cfg, None, None)
     samples_log.cut(workdir, done)
     eval_files.cut(workdir, done)
-    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard)
+    logger = wandb_log.opened(cfg.log.wandb, pathlib.Path(workdir), config.to_json(cfg))
+    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard,
+                                 logger=logger)
     stack.callback(metrics.close, writer)
     progress = metrics.open_progress(steps, max(done, 0))
     stack.callback(metrics.close_progress, progress)
