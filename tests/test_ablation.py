@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 import test_token_loss
+from conftest import ROOT
 
 from dapo_jax import command_line, reproduce
 from dapo_jax.learner import algorithms
@@ -106,6 +107,12 @@ def test_pages_hold_a_line_for_each_claim(found, tmp_path):
     for one in lines:
         assert f"| {one.claim} ({one.setting}) | {one.source} |" in page
     assert f"`reproduce ablation` | held-out accuracy, last quarter: {0.001 * 36:.4f} [" in page
+
+
+def test_the_published_page_is_made_of_the_published_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert reproduce.main(["page", f"--out={tmp_path}"]) == 0
+    assert (tmp_path / "reproduction.md").read_text() == (ROOT / "docs/reproduction.md").read_text()
 
 
 def test_every_study_is_listed_and_a_page_of_nothing_is_refused(tmp_path, capsys):

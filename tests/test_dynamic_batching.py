@@ -126,7 +126,8 @@ def test_live_claims_are_what_the_files_say(found):
 INTERVALS = [((1, 5), 3, "agrees"), ((1, 2), 3, "same direction, smaller here"),
              ((4, 5), 3, "same direction, larger here"),
              ((-1, 1), 3, "no difference shown; the source's figure lies outside"),
-             ((-1, 5), 3, "agrees"), ((-5, -1), 3, "does not agree: the opposite"),
+             ((-1, 5), 3, "not decided: the interval holds the source's figure and 0"),
+             ((-5, -1), 3, "does not agree: the opposite"),
              ((float("nan"),) * 2, 3, verdicts.NO_VERDICT)]
 
 

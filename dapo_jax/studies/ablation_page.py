@@ -19,7 +19,7 @@ NOTES = (
     "Each rung has all of those below it, in the paper's order; but the soft overlong penalty "
     "takes the place of the overlong filter, since a sample that is left out of the loss would not "
     "feel it. All runs of a seed begin from the same warm start; no KL, dual clip 10.",
-    "60 steps of 32 prompts x 8 samples in 4 updates each, answers of at most 42 tokens: the paper "
+    "50 steps of 32 prompts x 8 samples in 4 updates each, answers of at most 42 tokens: the paper "
     "has 512 x 16 samples in 16 updates and answers of up to 20,480 tokens. A rung whose cause is "
     "rare here (truncated answers, tokens clipped from above: see the table of arms) cannot show "
     "what it does there.",

@@ -28,10 +28,12 @@ def against(value: comparison.Interval, source: float) -> str:
     """How an interval stands to a number that the source reports, 0 being no effect."""
     if not math.isfinite(value.low):
         return verdicts.NO_VERDICT
-    if value.low <= source <= value.high:
-        return AGREES
+    inside = value.low <= source <= value.high
     if value.low <= 0 <= value.high:
-        return f"{NO_DIFFERENCE}; the source's figure lies outside"
+        return (f"{UNDECIDED}: the interval holds the source's figure and 0" if inside else
+                f"{NO_DIFFERENCE}; the source's figure lies outside")
+    if inside:
+        return AGREES
     if (value.mean > 0) != (source > 0):
         return "does not agree: the opposite"
     return f"same direction, {'larger' if abs(value.mean) > abs(source) else 'smaller'} here"

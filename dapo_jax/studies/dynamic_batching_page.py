@@ -18,9 +18,9 @@ TITLE = "Dynamic batching: what the source reports, and what was measured here"
 NOTES = (
     "Intervals are 95 %: of part a Student's over all calls; of part b a bootstrap over blocks of "
     "steps, paired on the same recorded outcomes; of part c Student's over seeds, paired by seed.",
-    "Verdicts: `agrees`: the source's figure lies in our interval, or the interval decides for its "
-    "claim. `no difference shown`: 0 lies in it. The source's hardware, model and prompts are "
-    "others than ours.",
+    "Verdicts: `agrees`: the source's figure lies in our interval and 0 does not, or the interval "
+    "decides for its claim. `no difference shown`: 0 lies in it. The source's hardware, model and "
+    "prompts are others than ours.",
     "Replays sample N = 32 groups for a batch, as the reference simulation does; `fixed` and "
     "`refill of the same size` ask again for as much as at first. Live, every policy asks again "
     "for what is missing only.",

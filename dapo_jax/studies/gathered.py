@@ -21,10 +21,7 @@ FULL_SIZE = (
     ("DAPO, Qwen2.5-32B on DAPO-Math-17k (arXiv 2503.14476)", "configs/dapo_qwen2_5_32b.py",
      "plan --config=configs/dapo_qwen2_5_32b.py --chip=v5p"),
     ("its ladder of techniques, six settings", "configs/sweeps/dapo_ladder_32b.py",
-     "sweep --config=configs/sweeps/dapo_ladder_32b.py --out=DIR --dry-run"),
-    ("sampling at the shape of a 1.5B model, 16 samples a prompt",
-     "configs/bench_qwen2_5_1_5b.py",
-     "plan --config=configs/bench_qwen2_5_1_5b.py --chip=v5e"))
+     "sweep --config=configs/sweeps/dapo_ladder_32b.py --out=DIR --dry-run"))
 
 
 def read(folder: pathlib.Path, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -76,7 +73,7 @@ def _counted(lines: Sequence[verdicts.Line]) -> str:
 
 def _study(one: dict[str, Any]) -> list[str]:
     text = [f"## {one['title']}", "", f"`python -m dapo_jax.reproduce {one['name']} --out=DIR`, on "
-            f"{one['machine']}.", ""]
+            f"{one['machine']}; {one['date']}.", ""]
     if one["quick"]:
         text += ["**--quick: a few steps of a tiny model. No figure here means anything.**", ""]
     text += [*pages.table(("claim", "source", "our command", "our figure", "verdict"), [

@@ -1,8 +1,10 @@
 """What pages of studies are made of: Markdown tables, PNG figures, and the files of a study."""
 
 import dataclasses
+import datetime
 import io
 import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +15,7 @@ import matplotlib.figure
 import numpy as np
 
 from dapo_jax.dynamic_sampling import comparison
-from dapo_jax.runtime import metrics, plots
+from dapo_jax.runtime import environment, metrics, plots
 from dapo_jax.studies import jobs, verdicts
 
 SMOOTH = 10  # steps of the running mean that is drawn
@@ -48,6 +50,7 @@ def write(out: pathlib.Path, page: Page, failures: Sequence[jobs.Failure], *,
     failed = [dataclasses.asdict(one) for one in failures]
     _json(paths[1], {**page.data, "missing": page.missing, "failed": failed})
     _json(paths[2], {"name": page.name, "title": page.title, "quick": quick, "machine": machine(),
+                     "date": datetime.date.today().isoformat(),
                      "missing": [*page.missing, *(one.name for one in failures)],
                      "lines": [dataclasses.asdict(line) for line in page.lines]})
     return [*paths, *(out / f"{name}.png" for name in drawn)]
@@ -58,9 +61,10 @@ def _json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def machine() -> str:
-    """The devices and the version of jax."""
-    devices = jax.devices()
-    return f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}"
+    """The devices, the processor and the version of jax."""
+    devices, processor = jax.devices(), environment.processor()
+    of = f" ({processor}, {os.cpu_count()} cores)" if processor else ""
+    return f"{len(devices)} x {devices[0].device_kind}{of}, jax {jax.__version__}"
 
 
 def _markdown(page: Page, failures: Sequence[jobs.Failure], *, drawn: Sequence[str],
