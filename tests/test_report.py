@@ -333,7 +333,14 @@ addEventListener("error", (event) => broken.push(event.message));
 addEventListener("securitypolicyviolation", (event) => broken.push(event.violatedDirective));
 addEventListener("load", () => setTimeout(() => {
   const root = document.documentElement, of = (name) => document.querySelectorAll(name).length;
-  const readings = {broken, wide: root.scrollWidth, room: root.clientWidth,
+  const node = document.querySelector("figure > svg"), box = node.getBoundingClientRect();
+  node.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 1}));
+  const slider = document.getElementById("smooth");
+  slider.value = 20;
+  slider.dispatchEvent(new Event("input"));
+  const readings = {broken, redrawn: !node.isConnected,
+    read: node.parentNode.children[1].textContent,
+    wide: root.scrollWidth, room: root.clientWidth,
     figures: of("figure > svg"), articles: of("article"), text: document.body.innerText,
     smoothed: smoothed([1, 5, null, 2, 8, 3, 4], 2),
     merged: merged([[[1, 2, 3], [1, 2, 3]], [[2, 3, 4], [4, 9, 9]]]),
@@ -366,6 +373,7 @@ def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
     got = json.loads(html.unescape(re.search(r"<body>(.*)</body>", shown, re.S).group(1)))
     assert got["broken"] == [] and width - 20 < got["room"] <= width  # less the scrollbar
     assert got["wide"] == got["room"], "something is wider than the page"
+    assert got["redrawn"] and got["read"].startswith("step 4: ") and "0.15" in got["read"]
     assert got["figures"] == 6 and got["articles"] == 4
     assert "<script>alert(1)</script>" in got["text"] and "\\u202e" in got["text"]
     assert "Is it a real difference?" in got["text"]

@@ -29,7 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.overlong.cache = 8
     c.sft.steps = 160
     c.sft.completion_buckets = (16, 26, 36, 42)
-    c.rl.steps = 50
+    c.rl.steps = 40
     c.rl.optimizer.learning_rate = 2e-4
     c.rl.updates_per_step = 4
     c.rl.microbatch_slots = 8

@@ -3,23 +3,19 @@
 from dapo_jax.studies import ablation_page, arms
 
 CONFIG = arms.CONFIGS / "ablation.py"
+LADDER = ablation_page.LADDER
 # In the paper's order. The shared configuration is DAPO, so a rung is DAPO without what follows it.
-# The soft penalty takes the filter's place: a sample that is masked would not feel it.
-WITHOUT = {  # rung -> what a run without it has
-    "+ overlong filter": (),
-    "+ clip-higher": ("rl.algorithm.clip_high=0.2",),
+WITHOUT = {  # rung -> what a run below it has
     "+ soft overlong": ("overlong.cache=0",),
+    "+ clip-higher": ("rl.algorithm.clip_high=0.2",),
     "+ token loss": ("rl.algorithm.weights=sequence",),
     "+ dynamic sampling": arms.UNFILTERED}
-LADDER = ablation_page.LADDER
-FILTERED = ("+ overlong filter", "+ clip-higher")  # truncated samples are left out of the loss
 
 
 def changes(arm: str) -> tuple[str, ...]:
     """What a rung changes of the shared configuration."""
-    left = list(WITHOUT)[LADDER.index(arm):]
-    filtered = ("overlong.mask=True",) if arm in FILTERED else ()
-    return (*arms.NOTHING_CARRIED, *(change for one in left for change in WITHOUT[one]), *filtered)
+    left = LADDER[LADDER.index(arm) + 1:]
+    return (*arms.NOTHING_CARRIED, *(change for rung in left for change in WITHOUT[rung]))
 
 
 PLAN = arms.Plan(
