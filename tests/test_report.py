@@ -361,7 +361,7 @@ def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
         pytest.skip("no chromium to look at the page with")
     dirs = many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, rollout={"stop": ["x" * 90]})
     rows = [row(0, 1.0, completion=NASTY, prompt="w" * 300), row(1, 0.0)]
-    make_run(dirs[0], seed=0, samples=rows)
+    make_run(dirs[0], seed=0, accuracy=0.1, samples=rows)
     text = page.render(report_data.payload(report.read(dirs), live=False))
     (tmp_path / "report.html").write_text(text.replace("<style>", PROBE + "<style>", 1))
     (tmp_path / "frame.html").write_text(FRAME % width)
@@ -373,7 +373,7 @@ def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
     got = json.loads(html.unescape(re.search(r"<body>(.*)</body>", shown, re.S).group(1)))
     assert got["broken"] == [] and width - 20 < got["room"] <= width  # less the scrollbar
     assert got["wide"] == got["room"], "something is wider than the page"
-    assert got["redrawn"] and got["read"].startswith("step 4: ") and "0.15" in got["read"]
+    assert got["redrawn"] and got["read"].startswith("step 4: ") and "a, avg@8 0.15" in got["read"]
     assert got["figures"] == 6 and got["articles"] == 4
     assert "<script>alert(1)</script>" in got["text"] and "\\u202e" in got["text"]
     assert "Is it a real difference?" in got["text"]
