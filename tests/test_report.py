@@ -10,7 +10,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from dapo_jax import report
+from dapo_jax import journal, report
 from dapo_jax.runtime import environment, page, panels, plots, report_data, run_files
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -179,6 +179,11 @@ def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path):
     assert report_data.grouped(runs) == {"a": [0, 1], "b": [2, 3]}
     runs = report.read(many(tmp_path, {"a": (0.1,), "b": (0.3,)}, checkpoint={"every": 9}))
     assert list(report_data.grouped(runs).values()) == [[0, 1]]  # what changes no number
+
+
+def test_what_may_differ_within_a_run_may_differ_within_a_setting():
+    for field in journal.FREE:
+        assert f"{field}.x".startswith(report_data.APART), field
 
 
 def test_settings_with_common_seeds_are_compared(tmp_path):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -67,11 +68,31 @@ def test_the_page_is_live_and_knows_when_something_is_new(server, workdir):
     assert call(known)[0] == 204
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 5, "phase": "rl", "policy/loss": 0.25}) + "\n")
-    status, _, content = call(known)
+    for _ in range(100):  # it is read again only after a rest
+        status, _, content = call(known)
+        if status == 200:
+            break
+        time.sleep(0.05)
     fresh = json.loads(content)
     assert status == 200 and fresh["version"] != data["version"]
     assert fresh["runs"][0]["summary"]["steps"].startswith("5,")
     assert call(f"{server}/", method="HEAD")[::2] == (200, b"")
+
+
+def test_a_long_run_is_not_read_all_the_time(monkeypatch):
+    clock, made = [0.0], []
+    monkeypatch.setattr(report_server.time, "monotonic", lambda: clock[0])
+
+    def payload():
+        clock[0] += 2.0  # a reading takes so long
+        made.append(clock[0])
+        return {}
+
+    newest = report_server._Newest(report_server.Source(lambda: clock[0], payload, dict))
+    for at in (10.0, 12.5, 19.9, 20.1):
+        clock[0] = at
+        newest.get()
+    assert made == [12.0, 22.1]
 
 
 def test_pages_of_evaluations_are_served_and_nothing_else(server, workdir, tmp_path):

@@ -13,6 +13,7 @@ import hashlib
 import http.server
 import json
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -24,6 +25,7 @@ from dapo_jax.runtime import metrics, page
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 SECONDS = 30.0  # that a client may take over a request
+REST = 4.0  # times what a reading took, until the next one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +48,24 @@ class Answer:
 
 
 class _Newest:
-    """The newest payload and its version, made again when the stamp has changed."""
+    """The newest payload and its version, made again when the stamp has changed; but a long run is
+    read at most a fifth of the time."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._lock = source, threading.Lock()
         self._stamp: Any = None
         self._payload: dict[str, Any] | None = None
+        self._rest_until = 0.0
 
     def get(self) -> dict[str, Any]:
         with self._lock:
-            stamp = self._source.stamp()
-            if self._payload is None or stamp != self._stamp:
+            begun, stamp = time.monotonic(), self._source.stamp()
+            due = stamp != self._stamp and begun >= self._rest_until
+            if self._payload is None or due:
                 version = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
                 self._payload = self._source.payload() | {"version": version}
-                self._stamp = stamp
+                self._stamp, ended = stamp, time.monotonic()
+                self._rest_until = ended + REST * (ended - begun)
             return self._payload
 
 

@@ -110,6 +110,7 @@ def _markdown(out: pathlib.Path, found: Sequence[Row], points: Sequence[sweep_po
              "interval of that mean by Student's t where there are two or more. Bold: the highest "
              "mean, which is no proof of a difference.", "", *_differences(found, metrics),
              "![metrics by setting](sweep.png)", ""]
+    lines += [f"Curves and samples: `python -m dapo_jax.report {out / 'runs'}/* --out={out}`.", ""]
     missing = [point for point in points if not sweep_points.done(point)]
     if missing:
         lines += ["## Without a result", ""]

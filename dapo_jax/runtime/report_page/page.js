@@ -2,7 +2,7 @@
 // The page: everything in it comes from the payload and is written as text.
 const byId = (id) => document.getElementById(id);
 let payload = JSON.parse(byId("data").textContent), touched = false, begun = false;
-const PAGE = 20, POLL = 3000;
+const PAGE = 20, POLL = 3000, FEW = 3;
 // Signs that cannot be seen, turn what is beside them, or are half of a pair are written out.
 const CONTROLS = "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u200b-\\u200f" +
   "\\u2028-\\u202e\\u2060-\\u206f\\ufeff]", LONE = "[\\ud800-\\udbff](?![\\udc00-\\udfff])" +
@@ -41,12 +41,18 @@ function summary(parent) {
   const labels = [...new Set(payload.runs.flatMap((run) => Object.keys(run.summary)))];
   const rows = labels.map((label) => [label, ...payload.runs.map(
     (run) => run.summary[label] || "–")]);
-  const facts = payload.runs.length === 1 && add(parent, "div", "facts");
-  if (!facts) table(parent, ["", ...payload.runs.map((run) => run.name)], rows);
-  else for (const [label, value] of rows) {
-    const cell = add(facts, "div");
-    add(cell, "div", "faint", label);
-    add(cell, "div", "", value);
+  if (payload.runs.length > FEW) {
+    table(parent, ["run", ...labels], payload.runs.map(
+      (run) => [run.name, ...labels.map((label) => run.summary[label] || "–")]));
+  } else if (payload.runs.length > 1) {
+    table(parent, ["", ...payload.runs.map((run) => run.name)], rows);
+  } else {
+    const facts = add(parent, "div", "facts");
+    for (const [label, value] of rows) {
+      const cell = add(facts, "div");
+      add(cell, "div", "faint", label);
+      add(cell, "div", "", value);
+    }
   }
   for (const run of payload.runs) for (const note of run.notes)
     add(parent, "p", "mark", `${run.name}: ${note}`);
