@@ -64,7 +64,8 @@ function comparison(parent) {
   add(parent, "h2", "", "Is it a real difference?");
   add(parent, "p", "faint", `The last held-out figures, less those of ${base}, paired by seed. ` +
     "What is said goes by Student's t of the paired differences with Holm's correction for the " +
-    "settings compared; the bootstrap of few seeds is too narrow to decide.");
+    "settings compared, each figure by itself; the bootstrap of few seeds is too narrow to " +
+    "decide.");
   table(parent, ["figure", "setting", "seeds", "difference, 95 % by t", "by bootstrap",
     "in words"], rows);
 }
