@@ -1,17 +1,15 @@
-"""The report: what is read, what the page holds, and what it looks like in a browser."""
+"""The report: what is read, and what the page holds."""
 
 import html.parser
 import json
 import re
-import shutil
-import subprocess
 
 import matplotlib.figure
 import numpy as np
 import pytest
 
-from dapo_jax import journal, report
-from dapo_jax.runtime import environment, page, panels, plots, report_data, run_files
+from dapo_jax import report
+from dapo_jax.runtime import panels, plots, report_data, run_files
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -41,6 +39,13 @@ def make_run(workdir, *, steps=4, accuracy=0.5, samples=(), seed=7, **config):
 def row(prompt_id, reward, completion="12", **more):
     return {"prompt_id": prompt_id, "prompt": "5+7=", "completion": completion, "answer": "12",
             "reward": reward, "valid": True, "stopped": True, "length": 3, "kept": True} | more
+
+
+def many(tmp_path, values, **changed):
+    """Runs by folder name: arm A and arm B with seeds, of these last accuracies."""
+    return [make_run(tmp_path / f"{arm}/seed_{seed}", accuracy=value, seed=seed,
+                     **(changed if arm == "b" else {}))
+            for arm, row_ in values.items() for seed, value in enumerate(row_)]
 
 
 class Page(html.parser.HTMLParser):
@@ -161,90 +166,6 @@ def test_several_runs_are_overlaid_in_the_first_directory_or_out(tmp_path):
     assert (out / "report.html").exists() and (out / "report" / "groups.png").exists()
 
 
-# ---------------------------------------------------------------------------------------- settings
-
-
-def many(tmp_path, values, **changed):
-    """Runs by folder name: arm A and arm B with seeds, of these last accuracies."""
-    return [make_run(tmp_path / f"{arm}/seed_{seed}", accuracy=value, seed=seed,
-                     **(changed if arm == "b" else {}))
-            for arm, row_ in values.items() for seed, value in enumerate(row_)]
-
-
-def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path):
-    runs = report.read(many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, mesh={"data": 2}))
-    assert report_data.grouped(runs) == {"mesh.data = None": [0, 1], "mesh.data = 2": [2, 3]}
-    long = {"task": {"template": "x" * 80}}
-    runs = report.read(many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, **long))
-    assert report_data.grouped(runs) == {"a": [0, 1], "b": [2, 3]}
-    runs = report.read(many(tmp_path, {"a": (0.1,), "b": (0.3,)}, checkpoint={"every": 9}))
-    assert list(report_data.grouped(runs).values()) == [[0, 1]]  # what changes no number
-
-
-def test_what_may_differ_within_a_run_may_differ_within_a_setting():
-    for field in journal.FREE:
-        assert f"{field}.x".startswith(report_data.APART), field
-
-
-def test_settings_with_common_seeds_are_compared(tmp_path):
-    runs = report.read(many(tmp_path, {"a": (0.1, 0.2, 0.31), "b": (0.3, 0.41, 0.5)}, lora=
-                            {"rank": 2}))
-    got = report_data.compared(runs, report_data.grouped(runs))
-    assert got["base"] == "lora.rank = None" and [row_[0] for row_ in got["rows"]] == [
-        "avg@8", "greedy"]
-    assert got["rows"][0][1:4] == ["lora.rank = 2", "0, 1, 2", "+0.200 (+0.175 to +0.225)"]
-    assert got["rows"][0][5].startswith("a real difference: higher by 0.2")
-    one = report.read(many(tmp_path, {"a": (0.1,), "b": (0.3,)}, lora={"rank": 2}))
-    assert report_data.compared(one, report_data.grouped(one))["rows"] == []
-
-
-def test_of_one_run_the_fields_that_are_not_as_by_default_are_shown(tmp_path):
-    run, = report.read([make_run(tmp_path / "run", filter={"tolerance": 0.5, "metric": "task"})])
-    got = report_data.changes([run])
-    assert got["head"] == ["default", "run"]
-    assert ["filter.tolerance", "1e-06", "0.5"] in got["rows"]
-    assert not any(row_[0] == "filter.metric" for row_ in got["rows"])
-
-
-def test_long_curves_are_means_of_equal_stretches_that_meet():
-    rng = np.random.default_rng(0)
-    steps = np.flatnonzero(rng.random(500) < 0.7).astype(float)
-    values = rng.random(len(steps))
-    xs, ys = report_data.thinned(steps, values, 7)
-    want = {}
-    for step, value in zip(steps, values):
-        want.setdefault(step // 7, []).append(value)
-    assert xs == [7 * place + 3 for place in want]
-    np.testing.assert_allclose(ys, [np.mean(row_) for row_ in want.values()], rtol=1e-4)
-    assert report_data.thinned(steps, values, 1)[0] == steps.tolist()
-
-
-def test_the_oracle_is_what_the_ratio_says():
-    panel = next(panel for panel in panels.PANELS if panel.name == "sampling")
-    lines = [{"step": 1}, {"step": 2, "sampling/asked": 112.0, "sampling/oracle_ratio": 1.4},
-             {"step": 3, "sampling/asked": 0.0, "sampling/oracle_ratio": None}]
-    steps, values = panels.series(panel, lines)["oracle"]
-    assert steps.tolist() == [2] and values.tolist() == pytest.approx([80.0])
-
-
-def test_the_commit_is_gits_and_an_installed_package_has_none(tmp_path):
-    def git(*words):
-        return subprocess.run(
-            ["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e@x", *words],
-            check=True, capture_output=True, text=True).stdout.strip()
-    assert environment.commit(tmp_path) == ""
-    git("init", "-q")
-    assert environment.commit(tmp_path) == ""  # nothing committed yet
-    (tmp_path / "file").write_text("1")
-    git("add", "file")
-    git("commit", "-qm", "m")
-    assert environment.commit(tmp_path) == git("rev-parse", "--short=12", "HEAD")
-    (tmp_path / "file").write_text("2")
-    assert environment.commit(tmp_path).endswith("-dirty")
-    assert environment.commit(tmp_path / "inside") == ""
-    assert {"python", "jax", "numpy", "device", "cores"} <= environment.described().keys()
-
-
 @pytest.mark.parametrize("content, message", [
     (None, "metrics.jsonl does not exist"), ("", "holds no metrics yet"),
     ('{"ste', "holds no metrics yet"),
@@ -328,64 +249,3 @@ def test_the_last_evaluation_is_shown_with_its_data_sets_and_its_page(tmp_path):
     assert shown["evaluation"]["rows"][1][:3] == ["aime<24>", "5", "0.250 (0.125–0.500)"]
     assert report_data.summary(run)["held-out aime<24>/avg@4"] == "0.25 → 0.25"
     assert not any("interval" in label for label in report_data.summary(run))
-
-
-# ----------------------------------------------------------------------------------------- browser
-
-PROBE = """<script>
-window.broken = [];
-addEventListener("error", (event) => broken.push(event.message));
-addEventListener("securitypolicyviolation", (event) => broken.push(event.violatedDirective));
-addEventListener("load", () => setTimeout(() => {
-  const root = document.documentElement, of = (name) => document.querySelectorAll(name).length;
-  const node = document.querySelector("figure > svg"), box = node.getBoundingClientRect();
-  node.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 1}));
-  const slider = document.getElementById("smooth");
-  slider.value = 20;
-  slider.dispatchEvent(new Event("input"));
-  const readings = {broken, redrawn: !node.isConnected,
-    read: node.parentNode.children[1].textContent,
-    wide: root.scrollWidth, room: root.clientWidth,
-    figures: of("figure > svg"), articles: of("article"), text: document.body.innerText,
-    smoothed: smoothed([1, 5, null, 2, 8, 3, 4], 2),
-    merged: merged([[[1, 2, 3], [1, 2, 3]], [[2, 3, 4], [4, 9, 9]]]),
-    ticks: ticks(0, 0.93, 4), log: logTicks(0.02, 40)};
-  parent.postMessage(JSON.stringify(readings), "*");
-}, 300));
-</script>"""
-FRAME = """<script>onmessage = (event) => { document.body.textContent = event.data; }</script>
-<body><iframe src="report.html" style="width: %dpx; height: 800px; border: 0"></iframe>"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
-    """In a frame, since a headless window is at least 500 wide."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("no chromium to look at the page with")
-    dirs = many(tmp_path, {"a": (0.1, 0.2), "b": (0.3, 0.4)}, rollout={"stop": ["x" * 90]})
-    rows = [row(0, 1.0, completion=NASTY, prompt="w" * 300), row(1, 0.0)]
-    make_run(dirs[0], seed=0, accuracy=0.1, samples=rows)
-    text = page.render(report_data.payload(report.read(dirs), live=False))
-    (tmp_path / "report.html").write_text(text.replace("<style>", PROBE + "<style>", 1))
-    (tmp_path / "frame.html").write_text(FRAME % width)
-    shown = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,900",
-         "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "frame.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=True).stdout
-    got = json.loads(html.unescape(re.search(r"<body>(.*)</body>", shown, re.S).group(1)))
-    assert got["broken"] == [] and width - 20 < got["room"] <= width  # less the scrollbar
-    assert got["wide"] == got["room"], "something is wider than the page"
-    assert got["redrawn"] and got["read"].startswith("step 4: ") and "a, avg@8 0.15" in got["read"]
-    assert got["figures"] == 6 and got["articles"] == 4
-    assert "<script>alert(1)</script>" in got["text"] and "\\u202e" in got["text"]
-    assert "Is it a real difference?" in got["text"]
-    want = [1, np.mean([1, 5]), np.mean([1, 5, 2, 8]), np.mean([5, 2, 8, 3]),
-            np.mean([2, 8, 3, 4]), np.mean([8, 3, 4]), 4]
-    assert got["smoothed"][0] == 1 and got["smoothed"][2:5] == pytest.approx(want[2:5])
-    assert got["smoothed"][5:] == pytest.approx(want[5:])
-    assert got["merged"] == {"x": [2, 3], "low": [2, 3], "high": [4, 9], "y": [3, 6]}
-    assert got["ticks"] == pytest.approx([0, 0.5])
-    assert got["log"] == pytest.approx([0.03, 0.1, 0.3, 1, 3, 10, 30][::2])
