@@ -29,6 +29,7 @@ addEventListener("load", () => setTimeout(() => {
     wide: root.scrollWidth, room: root.clientWidth,
     figures: of("figure > svg"), articles: of("article"), text: document.body.innerText,
     smoothed: smoothed([1, 5, null, 2, 8, 3, 4], 2),
+    apart: apart([1, 2, 3, 4], [1, 3, 10, 20], 1, {runs: [{borders: [[2.5, "rl"]]}]}),
     merged: merged([[[1, 2, 3], [1, 2, 3]], [[2, 3, 4], [4, 9, 9]]]),
     ticks: ticks(0, 0.93, 4), log: logTicks(0.02, 40)};
   parent.postMessage(JSON.stringify(readings), "*");
@@ -69,6 +70,7 @@ def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
             np.mean([2, 8, 3, 4]), np.mean([8, 3, 4]), 4]
     assert got["smoothed"][0] == 1 and got["smoothed"][2:5] == pytest.approx(want[2:5])
     assert got["smoothed"][5:] == pytest.approx(want[5:])
+    assert got["apart"] == [1, 3, 10, 20]  # at its ends a phase has no two sides to average
     assert got["merged"] == {"x": [2, 3], "low": [2, 3], "high": [4, 9], "y": [3, 6]}
     assert got["ticks"] == pytest.approx([0, 0.5])
     assert got["log"] == pytest.approx([0.03, 0.1, 0.3, 1, 3, 10, 30][::2])

@@ -20,6 +20,19 @@ function smoothed(values, reach) {
   });
 }
 
+// The same within each phase, so that none runs into the next.
+function apart(xs, values, reach, payload) {
+  const cuts = payload.runs.flatMap((run) => run.borders.map((border) => border[0]));
+  const found = [];
+  let begin = 0;
+  for (let place = 1; place <= xs.length; place++)
+    if (place === xs.length || cuts.some((cut) => xs[place - 1] < cut && cut < xs[place])) {
+      found.push(...smoothed(values.slice(begin, place), reach));
+      begin = place;
+    }
+  return found;
+}
+
 // Runs of one setting: mean, least and greatest where all of them have a value.
 function merged(rows) {
   const seen = new Map();
@@ -137,7 +150,7 @@ function drawLines(panel, node, width, payload, options) {
       continue;
     }
     if (one.low) {
-      const [low, high] = [one.low, one.high].map((ys) => smoothed(ys, reach));
+      const [low, high] = [one.low, one.high].map((ys) => apart(one.x, ys, reach, payload));
       const back = path([...one.x].reverse(), [...low].reverse(), at, panel.log);
       svg(node, "path", {d: path(one.x, high, at, panel.log) + back.replace("M", "L") + "Z",
         fill: one.colour, "fill-opacity": 0.18});
@@ -145,7 +158,7 @@ function drawLines(panel, node, width, payload, options) {
     const look = {fill: "none", stroke: one.colour, "stroke-dasharray": one.dash};
     if (reach && !one.low) svg(node, "path", {...look, "stroke-opacity": 0.28,
       d: path(one.x, one.y, at, panel.log)});
-    one.shown = smoothed(one.y, reach);
+    one.shown = apart(one.x, one.y, reach, payload);
     svg(node, "path", {...look, "stroke-width": 1.7, d: path(one.x, one.shown, at, panel.log)});
     if (one.x.length <= 30) one.x.forEach((x, place) => {
       if (one.shown[place] !== null && (!panel.log || one.shown[place] > 0))
@@ -164,7 +177,7 @@ function drawStack(panel, node, width, payload, options) {
     const known = new Map(x.map((one, place) => [one, y[place]]));
     return {label: panel.labels[label], x: xs, dash: "",
       colour: panel.colours ? panel.colours[label] : `var(--c${label % 8})`,
-      shown: smoothed(xs.map((one) => known.get(one) || 0), reach)};
+      shown: apart(xs, xs.map((one) => known.get(one) || 0), reach, payload)};
   });
   const tops = [xs.map(() => 0)];
   for (const one of found) tops.push(tops.at(-1).map((sum, place) => sum + one.shown[place]));
