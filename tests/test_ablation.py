@@ -101,6 +101,7 @@ def test_pages_hold_a_line_for_each_claim(found, tmp_path):
     assert "| Dr. GRPO ends no worse than GRPO: here, it ends better |" in text
     assert reproduce.main(["page", f"--results={tmp_path}", f"--out={tmp_path / 'docs'}"]) == 0
     page = (tmp_path / "docs/reproduction.md").read_text()
+    assert "Without a result here: dynamic_batching, token_loss." in page
     lines = ablation_page.claims(found) + baselines_page.claims(renamed)
     for one in lines:
         assert f"| {one.claim} ({one.setting}) | {one.source} |" in page

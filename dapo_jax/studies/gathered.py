@@ -47,12 +47,15 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def markdown(studies: Sequence[dict[str, Any]]) -> str:
-    """The page."""
+def markdown(studies: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """The page of these results; studies among `names` that have none are named."""
     text = [f"# {TITLE}", ""]
     text += [f"- {words}" for words in WORDS]
     text += ["", *pages.table(("study", "lines", "verdicts"), [
         (one["name"], str(len(one["lines"])), _counted(one["lines"])) for one in studies]), ""]
+    there = {one["name"] for one in studies}
+    if without := [name for name in names if name not in there]:
+        text += [f"Without a result here: {', '.join(without)}.", ""]
     for one in studies:
         text += _study(one)
     text += ["## At full size", "", "Not run here: what runs on accelerators was not at hand.", "",
@@ -86,7 +89,7 @@ def _study(one: dict[str, Any]) -> list[str]:
 
 def write(folder: pathlib.Path, out: pathlib.Path, names: Sequence[str]) -> pathlib.Path:
     """Write OUT/reproduction.md of the results in `folder`; returns its path."""
-    text = markdown(read(folder, names))
+    text = markdown(read(folder, names), names)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "reproduction.md"
     path.write_text(text, encoding="utf-8")
