@@ -232,6 +232,7 @@ class Processes:
 class Log:
     samples_per_step: int = option(0, "rollouts written per step; 0: all")
     tensorboard: bool = option(True, "write DIR/tb")
+    wandb: str = option("", "Weights & Biases: project that gets the metrics too; empty: none")
     profile_steps: tuple = option((), "steps of which DIR/profile gets a timeline (Perfetto)")
 
 

@@ -6,25 +6,24 @@ Of several processes one writes; all see the folder, since checkpoints are writt
 import contextlib
 import dataclasses
 import logging
-import os
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from dapo_jax import config, evaluate, types
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect
 from dapo_jax.runtime import (
     checkpoint,
+    environment,
     eval_files,
     failed_updates,
     metrics,
     processes,
     samples_log,
+    wandb_log,
 )
 
 LOG = logging.getLogger(__name__)
@@ -55,21 +54,16 @@ def claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None
 
 
 def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
+    wandb_log.check(cfg.log.wandb)
     steps_free = cfg.rl.optimizer.schedule == "constant"
     values = config.to_json(cfg)
     checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
     try:
-        checkpoint.write_config(workdir, values | {"_environment": _environment()})
+        checkpoint.write_config(workdir, values | {"_environment": environment.described()})
     except OSError as error:
         raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
                                  "a directory of yours, or a new name?") from error
     stack.enter_context(checkpoint.sole_use(workdir))
-
-
-def _environment() -> dict[str, str]:
-    device = jax.devices()[0]
-    return {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__,
-            "device": f"{len(jax.devices())} x {device.device_kind}", "cores": str(os.cpu_count())}
 
 
 def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, done: int, steps: int
@@ -79,7 +73,9 @@ def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, don
         return Journal(workdir, cfg, None, None)
     samples_log.cut(workdir, done)
     eval_files.cut(workdir, done)
-    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard)
+    logger = wandb_log.opened(cfg.log.wandb, pathlib.Path(workdir), config.to_json(cfg))
+    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard,
+                                 logger=logger)
     stack.callback(metrics.close, writer)
     progress = metrics.open_progress(steps, max(done, 0))
     stack.callback(metrics.close_progress, progress)

@@ -13,7 +13,8 @@
 #   --grace=S         seconds after SIGTERM in which the run saves (default 300)
 #   --cluster-name=G  --tpu-type=V   for xpk, such as v5litepod-16
 #   --apply, --xpk    see above; --dry-run prints the command and the manifest, and applies nothing
-# Several slices are the data axis: give --config.mesh.data.
+# Several slices are the data axis: give --config.mesh.data. launch/sweep.sh --jobset prints one such
+# manifest for each setting of a sweep.
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -49,7 +50,7 @@ done
 for number in "$slices" "$hosts" "$chips" "$restarts" "$grace"; do
     [[ "$number" =~ ^[0-9]+$ ]] || refuse "'$number' is no number"
 done
-run="python -m dapo_jax.train"
+run="python -m ${DAPO_JAX_MODULE:-dapo_jax.train}"
 [ "${#flags[@]}" -eq 0 ] || run+="$(printf ' %q' "${flags[@]}")"
 
 if [ "$xpk" = yes ]; then

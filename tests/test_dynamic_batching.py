@@ -12,7 +12,7 @@ from test_round_times import calls
 from dapo_jax import config, reproduce
 from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.runtime import checkpoint
-from dapo_jax.studies import base, dynamic_batching, jobs, runs
+from dapo_jax.studies import base, dynamic_batching, jobs, runs, verdicts
 from dapo_jax.studies import dynamic_batching_claims as claims
 from dapo_jax.studies import dynamic_batching_findings as findings
 from dapo_jax.studies import dynamic_batching_page as page
@@ -47,7 +47,7 @@ def found(where):
     return findings.read(where)
 
 
-def verdicts(found):
+def by_claim(found):
     return {line.claim: line for line in claims.claims(found)}
 
 
@@ -55,7 +55,8 @@ def test_the_page_holds_every_claim_table_and_figure(found, tmp_path):
     paths = page.write(tmp_path, found, [], quick=False)
     text = (tmp_path / "dynamic_batching.md").read_text()
     assert {path.name for path in paths} == {"dynamic_batching.md", "dynamic_batching.json",
-                                             "times.png", "replay.png", "learning.png"}
+                                             "dynamic_batching_lines.json", "times.png",
+                                             "replay.png", "learning.png"}
     for name in ("times", "replay", "learning"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
         assert f"({name}.png)" in text
@@ -79,7 +80,7 @@ def test_the_page_is_made_of_what_is_there(where, tmp_path):
     failed = jobs.Failure("recorded/8", "exit status 1; the end of it:\nno memory")
     paths = page.write(tmp_path, lost, [failed], quick=True)
     text = paths[0].read_text()
-    assert [path.suffix for path in paths] == [".md", ".json"]
+    assert [path.suffix for path in paths] == [".md", ".json", ".json"]
     assert "No figure here means anything" in text and "no memory" in text
     for missing in ("seconds of a round", "recorded run, G = 8", "live runs, window"):
         assert missing in text
@@ -114,7 +115,7 @@ def test_replays_use_the_costs_that_were_measured(found):
 
 
 def test_live_claims_are_what_the_files_say(found):
-    lines = verdicts(found)
+    lines = by_claim(found)
     assert lines["sampling is over 70 % of a step's time"].verdict == "agrees"
     key, = (key for key in lines if "rollout seconds of a step, `window`" in key)
     assert lines[key].figure.startswith("50.0 % less")
@@ -125,8 +126,9 @@ def test_live_claims_are_what_the_files_say(found):
 INTERVALS = [((1, 5), 3, "agrees"), ((1, 2), 3, "same direction, smaller here"),
              ((4, 5), 3, "same direction, larger here"),
              ((-1, 1), 3, "no difference shown; the source's figure lies outside"),
-             ((-1, 5), 3, "agrees"), ((-5, -1), 3, "does not agree: the opposite"),
-             ((float("nan"),) * 2, 3, claims.NOT_MEASURED)]
+             ((-1, 5), 3, "not decided: the interval holds the source's figure and 0"),
+             ((-5, -1), 3, "does not agree: the opposite"),
+             ((float("nan"),) * 2, 3, verdicts.NO_VERDICT)]
 
 
 @pytest.mark.parametrize("bounds, source, verdict", INTERVALS)
@@ -139,9 +141,9 @@ def test_a_verdict_follows_from_the_interval(bounds, source, verdict):
     ("3 %", "agrees", "Agrees with the source"), ("3 %", "larger here", "Other than the source"),
     ("3 %", claims.NO_DIFFERENCE, "Nothing shown"),
     (claims.NOTHING_REPORTED, "less", "Beyond what the source reports"),
-    (claims.NOTHING_REPORTED, claims.NOT_MEASURED, "Nothing shown")])
+    (claims.NOTHING_REPORTED, verdicts.NO_VERDICT, "Nothing shown")])
 def test_the_summary_puts_a_claim_where_its_verdict_belongs(source, verdict, place):
-    assert claims.standing(claims.Claim("c", source, "x", "1", verdict)) == place
+    assert claims.standing(verdicts.Line("c", source, "x", "1", verdict)) == place
 
 
 def test_costs_of_a_fit_that_is_noise_stay_positive():

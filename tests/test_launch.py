@@ -179,6 +179,36 @@ def test_the_manifest_is_a_jobset(options):
     assert parsed[-1] == ("--process=3" if "--gpus" in options else "--cluster=auto")
 
 
+def test_a_sweep_is_a_jobset_for_each_setting(tmp_path, monkeypatch):
+    listing = tmp_path / "python"
+    names = ["rl.steps=1,seed=0", "it_s-5c8851de"]
+    lines = "\\n".join(f"{place} {name} new" for place, name in enumerate(names))
+    listing.write_text(f'#!/usr/bin/env bash\nprintf "{lines}\\n"\n')
+    listing.chmod(0o755)
+    monkeypatch.setenv("PYTHON_OF_RUN", str(listing))
+    flags = ("--config=f.py", "--config.rl.steps=5", "--out=/runs/it's", "--metrics=eval/greedy")
+    text = call("sweep.sh", "--jobset", *TPU, "--claim=c", "--name=s", *flags).stdout
+    manifests = list(yaml.safe_load_all(text))
+    assert [one["metadata"]["name"] for one in manifests] == ["s-0", "s-1"]
+    for manifest, name in zip(manifests, names, strict=True):
+        jsonschema.validate(manifest, SCHEMA)
+        (job,) = manifest["spec"]["replicatedJobs"]
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        parsed = subprocess.run(
+            ["bash", "-c", f"exec() {{ printf '%s\\n' \"$@\"; }}; {container['args'][0]}"],
+            capture_output=True, text=True).stdout.splitlines()
+        assert parsed == ["python", "-m", "dapo_jax.sweep", *flags, f"--index={name}",
+                          "--cluster=auto"]
+    applied = call("sweep.sh", "--jobset", "--apply", "--dry-run", *TPU, *flags).stdout
+    assert applied.startswith("kubectl apply -f -") and applied.count("kind: JobSet") == 2
+    for wrong in (["--jobset", "--parallel=2"], ["--apply"], ["--jobset", "--xpk"],
+                  ["--jobset", "--index=1"]):
+        refused = call("sweep.sh", *wrong, *TPU, *flags)
+        assert refused.returncode == 2 and not refused.stdout, wrong
+    missing = call("sweep.sh", "--jobset", *flags)
+    assert missing.returncode == 2 and "--image is missing" in missing.stderr
+
+
 def test_the_schema_refuses_what_is_no_jobset():
     manifest = yaml.safe_load(call("gke_jobset.sh", *TPU).stdout)
     manifest["spec"]["replicatedJobs"][0]["replica"] = 1

@@ -205,6 +205,23 @@ def test_seeds_are_averaged_with_students_interval(command, tmp_path):
     assert "0.3 (-0.3572 to 0.9572)" in (tmp_path / "out/sweep.md").read_text()
 
 
+def test_settings_with_common_seeds_are_compared_in_words(command, tmp_path):
+    config_flag, _ = command("sweeps.seeds(3)")
+    points, _ = sweep_points.read([config_flag], tmp_path / "out")
+    finished(points, [0.10, 0.20, 0.31, 0.30, 0.41, 0.50])
+    sweep_table.write(tmp_path / "out", points, ("eval/avg@4",), failed=(), flags=["-x"])
+    text = (tmp_path / "out/sweep.md").read_text()
+    line, = (line for line in text.splitlines() if line.startswith("| eval/avg@4 | rl"))
+    # t(0.975, 2) x 0.01 / sqrt(3); of the 27 means of resamples the lowest is -0.21, then -0.20667.
+    assert f"| {RATE} = 0.001 | -0.2 (-0.2248 to -0.1752) | -0.2 (-0.2078 to -0.1922) |" in line
+    assert "a real difference: lower by 0.2" in line
+    config_flag, _ = command("sweeps.seeds(1)")
+    points, _ = sweep_points.read([config_flag], tmp_path / "one")
+    finished(points, [0.1, 0.2])
+    sweep_table.write(tmp_path / "one", points, ("eval/avg@4",), failed=(), flags=["-x"])
+    assert "real difference" not in (tmp_path / "one/sweep.md").read_text()
+
+
 def test_the_usual_metrics_are_what_the_runs_measure(command, tmp_path):
     config_flag, _ = command("sweeps.grid({'eval.samples': (2, 4)})")
     points, _ = sweep_points.read([config_flag], tmp_path)

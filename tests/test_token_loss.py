@@ -10,11 +10,12 @@ import pytest
 from dapo_jax import command_line, config_checks, reproduce
 from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.learner import algorithms
-from dapo_jax.studies import base, jobs, runs, token_loss
+from dapo_jax.studies import arm_findings as findings
+from dapo_jax.studies import arms, base, jobs, pages, runs, token_loss, verdicts
 from dapo_jax.studies import token_loss_claims as claims
-from dapo_jax.studies import token_loss_findings as findings
 from dapo_jax.studies import token_loss_page as page
 
+PLAN = token_loss.PLAN
 STEPS, EVERY = 40, 4
 WRONG, RIGHT = (claims.arm(kind, filtered=False) for kind in (claims.MICROBATCH, claims.TOKEN))
 
@@ -29,7 +30,8 @@ def record(workdir, *, start=0.3, gain=0.01, norm=1.0, repeatness=0.1, answered=
         line = {"step": 1 + step, "phase": "rl", "time/step": 1.0, "time/rollout": 0.5,
                 "time/processor": 2.0, "repetition/mean": repeatness, "repetition/share": 0.0,
                 findings.METRICS["answered"]: answered, "format/stopped": 1.0,
-                "length/mean": 24.0, "policy/entropy": 0.5, "reward/mean": 0.4,
+                "length/mean": 24.0, "length/truncated": 0.0,
+                "policy/clip_high": 0.01, "policy/entropy": 0.5, "reward/mean": 0.4,
                 "reward/kept_mean": 0.5, "policy/grad_norm": norm * (1 + noise * (-1) ** step),
                 "sampling/samples": 256}
         if step % EVERY == 0:
@@ -54,7 +56,7 @@ def where(tmp_path_factory):
                       repeatness=0.3 + 0.01 * seed if wrong else 0.1,
                       noise=0.2 if arm.startswith("grpo") else 0.1 + 0.001 * seed)
 
-    return {arm: {seed: made(arm, seed) for seed in range(3)} for arm in token_loss.ARMS}
+    return {arm: {seed: made(arm, seed) for seed in range(3)} for arm in PLAN.arms}
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +71,11 @@ def line(found, start, setting, measure=""):
 
 
 def options(out, **changes):
-    return dataclasses.replace(base.Options(out, False, tuple(token_loss.PARTS), 3, 1), **changes)
+    return dataclasses.replace(base.Options(out, False, tuple(PLAN.parts), 3, 1), **changes)
 
 
 def resolved(arm):
-    one = runs.Run(token_loss.CONFIG, token_loss.CONFIG.parent, "x", token_loss.ARMS[arm])
+    one = runs.Run(PLAN.config, PLAN.config.parent, "x", PLAN.arms[arm])
     cfg, _ = command_line.parse(runs.flags(one), program="", purpose="",
                                 extra={"workdir": command_line.Flag(None, "")})
     return cfg, algorithms.resolve(cfg.rl.algorithm, where="rl.algorithm")
@@ -83,7 +85,7 @@ def test_arms_differ_in_what_their_names_say_and_in_nothing_else():
     cfg, first = resolved(claims.arm(claims.TOKEN, filtered=True))
     assert (first.advantage, first.weights, first.kl_coef, first.entropy_coef) == (
         "grpo", "token", 0.0, 0.0)
-    for arm in token_loss.ARMS:
+    for arm in PLAN.arms:
         advantage, weights, setting = arm.split(", ")
         other, algorithm = resolved(arm)
         assert algorithm == dataclasses.replace(first, advantage=advantage, weights=weights)
@@ -94,32 +96,33 @@ def test_arms_differ_in_what_their_names_say_and_in_nothing_else():
 
 
 def test_updates_are_of_several_microbatches_of_several_lengths():
-    cfg = config_checks.from_dict(command_line.load_file(str(token_loss.CONFIG)))
+    cfg = config_checks.from_dict(command_line.load_file(str(PLAN.config)))
     assert cfg.rl.prompts_per_step >= 4 * cfg.rl.microbatch_slots
     assert len(cfg.rl.completion_buckets) > 2
     assert cfg.rl.completion_buckets[-1] == cfg.rollout.max_new_tokens
 
 
 def test_every_run_is_planned_once_and_only_for_the_parts_that_are_asked_for(tmp_path):
-    warm, arms = ([job.name for job in stage] for stage in token_loss._stages(options(tmp_path)))
+    warm, rows = ([job.name for job in stage]
+                  for stage in arms.stages(PLAN, options(tmp_path)))
     assert warm == ["warm/seed_0", "warm/seed_1", "warm/seed_2"]
-    assert len(set(arms)) == len(token_loss.ARMS) * 3 == 24
-    assert {name.split("/")[2] for name in arms[:8]} == {"seed_0"}  # arms of a seed in turn
-    names = [job.name for job in token_loss._stages(options(tmp_path, only=("loss",)))[1]]
+    assert len(set(rows)) == len(PLAN.arms) * 3 == 24
+    assert {name.split("/")[2] for name in rows[:8]} == {"seed_0"}  # arms of a seed in turn
+    names = [job.name for job in arms.stages(PLAN, options(tmp_path, only=("loss",)))[1]]
     assert len(names) == 12 and not any("reinforce" in name or "dr_" in name for name in names)
 
 
 def test_verdicts_are_what_the_files_say(found):
     more = line(found, "more aggressive", "no filter", "gradient")
-    assert more.verdict == claims.SHOWN
+    assert more.verdict == verdicts.SHOWN
     assert more.difference.mean == pytest.approx(
         np.mean([100 * ((2 + s) / (1 + s) - 1) for s in (0, 0.01, 0.02)]))
-    assert line(found, "repetition", "no filter", "repeatness, last").verdict == claims.SHOWN
-    assert line(found, "ends worse", "no filter").verdict == claims.SHOWN
-    assert line(found, "ends worse", "filter").verdict == claims.NOT_SHOWN
-    assert line(found, "format breaks", "no filter", "answer").verdict == claims.NOT_SHOWN
-    assert line(found, "steadier than", "filter", "gradient").verdict == claims.SHOWN
-    assert line(found, "faster early", "filter").verdict == claims.NOT_SHOWN
+    assert line(found, "repetition", "no filter", "repeatness, last").verdict == verdicts.SHOWN
+    assert line(found, "ends worse", "no filter").verdict == verdicts.SHOWN
+    assert line(found, "ends worse", "filter").verdict == verdicts.NOT_SHOWN
+    assert line(found, "format breaks", "no filter", "answer").verdict == verdicts.NOT_SHOWN
+    assert line(found, "steadier than", "filter", "gradient").verdict == verdicts.SHOWN
+    assert line(found, "faster early", "filter").verdict == verdicts.NOT_SHOWN
 
 
 def test_the_kind_of_advantage_is_weighed_against_the_filter(found, tmp_path):
@@ -129,19 +132,20 @@ def test_the_kind_of_advantage_is_weighed_against_the_filter(found, tmp_path):
         end = 0.5 + (0.1 + lead if filtered else lead / 2)
         return {seed: dataclasses.replace(
             found.arms[RIGHT][0], accuracy=np.full(11, end + 0.01 * seed)) for seed in range(3)}
-    arms = {claims.arm(kind, filtered=on): runs_of(kind, on)
+    made = {claims.arm(kind, filtered=on): runs_of(kind, on)
             for kind in claims.ADVANTAGES for on in (True, False)}
-    one = line(findings.Findings(arms, []), "matters more", "all advantages")
+    one = line(findings.Findings(made, []), "matters more", "all advantages")
     gain = 0.1 + (0.04 + 0.02) / 2 / 3
     assert one.difference.mean == pytest.approx(gain - (0.04 + 0.02) / 2)
 
 
 @pytest.mark.parametrize("bounds, sign, verdict", [
-    ((1, 2), 1, claims.SHOWN), ((1, 2), -1, claims.CONTRADICTED), ((-2, -1), -1, claims.SHOWN),
-    ((-2, -1), 1, claims.CONTRADICTED), ((-1, 2), 1, claims.NOT_SHOWN),
-    ((-1, 2), -1, claims.NOT_SHOWN), ((math.nan, math.nan), 1, claims.NO_VERDICT)])
+    ((1, 2), 1, verdicts.SHOWN), ((1, 2), -1, verdicts.CONTRADICTED),
+    ((-2, -1), -1, verdicts.SHOWN),
+    ((-2, -1), 1, verdicts.CONTRADICTED), ((-1, 2), 1, verdicts.NOT_SHOWN),
+    ((-1, 2), -1, verdicts.NOT_SHOWN), ((math.nan, math.nan), 1, verdicts.NO_VERDICT)])
 def test_a_verdict_follows_from_the_interval(bounds, sign, verdict):
-    assert claims.verdict(comparison.Interval(sum(bounds) / 2, *bounds), sign) == verdict
+    assert verdicts.judged(comparison.Interval(sum(bounds) / 2, *bounds), sign) == verdict
 
 
 def test_figures_of_a_curve():
@@ -158,15 +162,15 @@ def test_figures_of_a_curve():
 
 def test_the_page_holds_every_claim_arm_and_figure(found, tmp_path):
     paths = page.write(tmp_path, found, [], quick=False)
-    assert {path.name for path in paths} == {"token_loss.md", "token_loss.json", "loss.png",
-                                             "advantage.png"}
+    assert {path.name for path in paths} == {
+        "token_loss.md", "token_loss.json", "token_loss_lines.json", "loss.png", "advantage.png"}
     text = (tmp_path / "token_loss.md").read_text()
     table = text.split("## Claims")[1].split("\n\n")[1].splitlines()[2:]
     lines = claims.claims(found)
     assert len(table) == len(lines) == 2 * 10 + 5
     for row, one in zip(table, lines, strict=True):
         assert one.claim in row and row.endswith(f"| {one.verdict} |")
-    assert all(f"| {arm} | 3 |" in text for arm in token_loss.ARMS)
+    assert all(f"| {arm} | 3 |" in text for arm in PLAN.arms)
     assert "Missing" not in text and "--quick" not in text
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     stored = json.loads((tmp_path / "token_loss.json").read_text())
@@ -177,10 +181,10 @@ def test_running_means_are_of_the_finite_values_of_the_last_steps():
     for steps in (3, 25):
         values = np.arange(steps) % 7 + 1.0
         values[0] = np.nan
-        got = page._smooth(values)
+        got = pages.smooth(values)
         assert math.isnan(got[0])
         for step in range(1, steps):
-            seen = values[max(step - page.SMOOTH + 1, 0):step + 1]
+            seen = values[max(step - pages.SMOOTH + 1, 0):step + 1]
             assert got[step] == pytest.approx(np.nanmean(seen))
 
 
@@ -190,10 +194,10 @@ def test_the_page_is_made_of_what_is_there(where, tmp_path):
     paths = page.write(tmp_path, findings.read(some), [failed], quick=True)
     text = paths[0].read_text()
     assert "No figure here means anything" in text and "no memory" in text
-    assert f"{WRONG}: no finished run of seed 0" in text and claims.NO_VERDICT in text
+    assert f"{WRONG}: no finished run of seed 0" in text and verdicts.NO_VERDICT in text
     assert "| shown |" not in text and "| contradicted |" not in text
     nothing = page.write(tmp_path, findings.read({}), [], quick=True)
-    assert [path.suffix for path in nothing] == [".md", ".json"]
+    assert [path.suffix for path in nothing] == [".md", ".json", ".json"]
 
 
 @pytest.mark.slow

@@ -4,14 +4,12 @@ One self-contained HTML file that works from disk. The responses are JSON inside
 writes them as text only, so nothing in them can become markup.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-import markupsafe
 
-from dapo_jax.runtime import eval_figures, metrics
+from dapo_jax.runtime import eval_figures, page
 
 TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -198,16 +196,8 @@ def render(title: str, report: Mapping[str, Any], rows: Sequence[Mapping[str, An
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     text = environment.from_string(TEMPLATE).render(
         title=title, report=report, sampling=f", {report.get('sampling', 'sampled')}",
-        shown=shown, head=head, rows=cells, kinds=KINDS, data=_embedded(prompts))
+        shown=shown, head=head, rows=cells, kinds=KINDS, data=page.embedded(prompts))
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _embedded(value: Any) -> markupsafe.Markup:
-    """JSON in ASCII, without the signs that could end its element or begin a comment."""
-    text = json.dumps(metrics.plain(value), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return markupsafe.Markup(text)
 
 
 def _by_prompt(rows: Sequence[Mapping[str, Any]], limit: int) -> tuple[list[dict], int]:

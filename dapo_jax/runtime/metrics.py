@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -77,15 +77,26 @@ def repetition_metrics(texts: Sequence[str]) -> dict[str, float]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Logger:
+    """Another place for the numbers of a line."""
+
+    log: Callable[[int, Mapping[str, float]], None]  # step, numbers by name
+    close: Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
 class Writer:
     """Where metric lines go."""
 
     lines: TextIO
     board: tensorboardX.SummaryWriter | None
+    logger: Logger | None
 
 
-def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bool) -> Writer:
-    """Continue DIR/metrics.jsonl (and DIR/tb) after `resume_step`; -1 starts them anew.
+def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bool,
+                logger: Logger | None = None) -> Writer:
+    """Continue DIR/metrics.jsonl (and DIR/tb) after `resume_step`; -1 starts them anew. `logger` is
+    given the same numbers.
 
     Lines of later steps are cut off, and so is a torn line with all that follows it. Only one
     process of a run may call this.
@@ -97,20 +108,24 @@ def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bo
     board = None
     if tensorboard:
         board = tensorboardX.SummaryWriter(str(workdir / "tb"), purge_step=resume_step + 1)
-    return Writer(path.open("a", encoding="utf-8"), board)
+    return Writer(path.open("a", encoding="utf-8"), board, logger)
 
 
 def write(writer: Writer, line: Mapping[str, Any]) -> None:
-    """Append one line, `step` first; what is not finite becomes null. Numbers go to TensorBoard."""
+    """Append one line, `step` first; what is not finite becomes null. Numbers go to TensorBoard
+    and to the logger."""
     step = int(line["step"])
     values = plain({"step": step} | {k: v for k, v in line.items() if k != "step"})
     writer.lines.write(json.dumps(values, allow_nan=False) + "\n")
     writer.lines.flush()
+    numbers = {name: value for name, value in values.items()
+               if name != "step" and type(value) in (int, float)}
     if writer.board is not None:
-        for name, value in values.items():
-            if name != "step" and type(value) in (int, float):
-                writer.board.add_scalar(name, value, step)
+        for name, value in numbers.items():
+            writer.board.add_scalar(name, value, step)
         writer.board.flush()
+    if writer.logger is not None:
+        writer.logger.log(step, numbers)
 
 
 def close(writer: Writer) -> None:
@@ -118,6 +133,8 @@ def close(writer: Writer) -> None:
     writer.lines.close()
     if writer.board is not None:
         writer.board.close()
+    if writer.logger is not None:
+        writer.logger.close()
 
 
 def plain(value: Any) -> Any:

@@ -1,8 +1,6 @@
 """The figures of a report: PNG images drawn from metric lines of one or several runs."""
 
-import dataclasses
 import io
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +12,9 @@ import matplotlib.lines
 import matplotlib.ticker
 import numpy as np
 
-Lines = Sequence[Mapping[str, Any]]
+from dapo_jax.runtime import panels
 
-COLOURS = ("#2f6db5", "#d1662a", "#3a9a5b", "#8a5bb0", "#b5484d", "#6d6d6d", "#b8962e", "#3aa0a8")
+COLOURS = panels.COLOURS
 STYLES = ("-", "--", ":", "-.")
 SMOOTH_ABOVE = 100  # points; from there on a running mean is drawn over the faint values
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -26,84 +24,9 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
          matplotlib.cycler(color=COLOURS)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """One figure: the metrics that match `metric` patterns, each with its label."""
-
-    name: str  # of the PNG file
-    title: str
-    unit: str  # of the vertical axis
-    metrics: tuple[tuple[str, str], ...]  # (regular expression, label; \\1 is its group)
-    kind: str = "lines"  # or "stack", "bars", "map"
-    log: bool = False
-    limits: tuple[float | None, float | None] = (None, None)
-    note: str = ""
-    colours: tuple[str, ...] = COLOURS
-
-
-SHARE = (-0.03, 1.03)
-PANELS = (
-    Panel("accuracy", "Held-out accuracy", "share of answers or prompts",
-          ((r"eval/((?:avg|pass|maj)@\d+)", r"\1"), ("eval/greedy", "greedy")), limits=SHARE,
-          note="avg@k: mean over samples; pass@k: any of k is right; maj@k: the most frequent is."),
-    Panel("reward", "Task reward", "reward", (
-        ("reward/mean", "all samples"), ("reward/kept_mean", "kept groups"),
-        ("reward/shaped_mean", "shaped")),
-        note="Kept groups exclude those all wrong or all right; progress shows in all samples."),
-    Panel("groups", "What groups are like", "groups per step", (
-        ("groups/all_zero", "all wrong"), ("groups/informative", "informative"),
-        ("groups/all_one", "all right")), kind="stack",
-        colours=("#b5484d", "#2f6db5", "#3a9a5b"),
-        note="Informative groups hold right and wrong samples; the others teach nothing."),
-    Panel("sampling", "Prompts asked for", "prompts per step", (
-        ("sampling/asked", "asked"), ("sampling/needed", "needed"),
-        ("sampling/predicted", "predicted")), limits=(0, None)),
-    Panel("difficulty", "Difficulty of the prompts", "expected pass rate", tuple(
-        (f"history/rate_{place}", str(place)) for place in range(10)), kind="map", limits=(0, 1),
-        note="Of the prompts sampled so far, the share at each pass rate as the run knows it. "
-             "Prompts near 0 and 1 seldom give informative groups."),
-    Panel("length", "Completion length", "tokens", (
-        ("length/mean", "mean"), ("length/max", "longest"), ("eval/length", "held-out mean")),
-        limits=(0, None)),
-    Panel("endings", "How completions end", "share of samples", (
-        ("length/truncated", "truncated"), ("format/stopped", "stopped"),
-        ("format/valid", "with an answer")), limits=SHARE),
-    Panel("entropy", "Entropy of the policy", "nats per token", (("policy/entropy", "entropy"),),
-          limits=(0, None)),
-    Panel("clip", "Clipped tokens", "share of tokens", (
-        ("policy/clip_low", "low side"), ("policy/clip_high", "high side")), limits=(0, None)),
-    Panel("gradient", "Gradient before clipping", "norm", (("policy/grad_norm", "norm"),),
-          log=True),
-    Panel("distance", "Distance between policies", "nats per token", (
-        ("policy/kl", "KL from the sampling policy"),
-        ("mismatch/mean", "sampler mismatch, mean"),
-        ("mismatch/max", "sampler mismatch, max")), log=True),
-    Panel("loss", "Loss", "loss", (("policy/loss", "loss"),)),
-    Panel("repetition", "Repetition in completions", "repeatness, share above 0.2", (
-        ("repetition/mean", "mean repeatness"), ("repetition/share", "share above 0.2")),
-        limits=SHARE),
-    Panel("time", "Where the time goes", "seconds per step", tuple(
-        (f"time/{phase}", phase) for phase in
-        ("rollout", "reward", "pack", "update", "eval", "checkpoint")), kind="stack"),
-    Panel("processes", "How long the processes were busy", "seconds per step", (
-        ("processes/slowest_seconds", "the slowest"), ("processes/mean_seconds", "mean of all")),
-        limits=(0, None), note="All wait for the slowest; where the two part, one holds up the "
-                               "others. Evaluations are left out."),
-    Panel("slowest", "Which process was the slowest", "process",
-          (("processes/slowest", "slowest"),), limits=(-0.5, None),
-          note="Always the same one: look at its machine, and at its log in DIR/logs."),
-    Panel("speed", "Speed", "tokens per second", (
-        ("tokens_per_second/rollout", "rollout"), ("tokens_per_second/update", "update")),
-        limits=(0, None)),
-    Panel("compiles", "Programs compiled", "compiles per step", (("compiles", "compiles"),),
-          kind="bars", limits=(0, None),
-          note="After the first step of a phase there should be none."),
-)
-
-
-def draw(panel: Panel, runs: Mapping[str, Lines]) -> bytes | None:
+def draw(panel: panels.Panel, runs: Mapping[str, panels.Lines]) -> bytes | None:
     """PNG of a panel over runs by name; None if no run has any of its metrics."""
-    found = {name: _series(panel, lines) for name, lines in runs.items()}
+    found = {name: panels.series(panel, lines) for name, lines in runs.items()}
     found = {name: series for name, series in found.items() if series}
     if not found:
         return None
@@ -133,21 +56,7 @@ def draw(panel: Panel, runs: Mapping[str, Lines]) -> bytes | None:
     return image.getvalue()
 
 
-def _series(panel: Panel, lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Steps and values by label, without the steps that lack the metric."""
-    names = dict.fromkeys(name for line in lines for name in line)
-    result = {}
-    for pattern, label in panel.metrics:
-        for match in filter(None, (re.fullmatch(pattern, name) for name in names)):
-            points = [(line["step"], line[match.string]) for line in lines
-                      if isinstance(line.get(match.string), int | float)]
-            if points:
-                steps, values = np.array(points, np.float64).T
-                result[match.expand(label)] = (steps, values)
-    return result
-
-
-def _overlay(axes: matplotlib.axes.Axes, panel: Panel,
+def _overlay(axes: matplotlib.axes.Axes, panel: panels.Panel,
              found: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]) -> None:
     """One run: a colour per metric. Several: a colour per run, a line style per metric."""
     labels = list(dict.fromkeys(label for series in found.values() for label in series))
@@ -195,7 +104,7 @@ def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
     return np.where(number > 0, (sums[high] - sums[low]) / np.maximum(number, 1), np.nan)
 
 
-def _stack(axes: matplotlib.axes.Axes, panel: Panel,
+def _stack(axes: matplotlib.axes.Axes, panel: panels.Panel,
            series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
     steps = np.unique(np.concatenate([where for where, _ in series.values()]))
     heights = np.zeros((len(series), len(steps)))
@@ -206,7 +115,7 @@ def _stack(axes: matplotlib.axes.Axes, panel: Panel,
     _legend(axes, axes.get_legend_handles_labels()[0])
 
 
-def _map(axes: matplotlib.axes.Axes, panel: Panel,
+def _map(axes: matplotlib.axes.Axes, panel: panels.Panel,
          series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
     """A column per step, a row per label in order, the darker the larger the row's share."""
     steps = next(iter(series.values()))[0]
@@ -228,7 +137,7 @@ def _legend(axes: matplotlib.axes.Axes, handles: Sequence[Any]) -> None:
                 ncols=min(len(handles), 3), handlelength=1.8, columnspacing=1.2)
 
 
-def _phase_border(axes: matplotlib.axes.Axes, lines: Lines) -> None:
+def _phase_border(axes: matplotlib.axes.Axes, lines: panels.Lines) -> None:
     phases = [(line["step"], line["phase"]) for line in lines if line.get("phase") in ("sft", "rl")]
     for (before, old), (after, new) in zip(phases, phases[1:], strict=False):
         if old != new:
@@ -238,7 +147,7 @@ def _phase_border(axes: matplotlib.axes.Axes, lines: Lines) -> None:
                           color="#555555", va="top")
 
 
-def _finish(axes: Sequence[matplotlib.axes.Axes], panel: Panel) -> None:
+def _finish(axes: Sequence[matplotlib.axes.Axes], panel: panels.Panel) -> None:
     axes[0].set_ylabel(panel.unit)
     for one in axes:
         one.set_xlabel("step")

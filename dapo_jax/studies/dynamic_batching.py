@@ -7,11 +7,11 @@ DIR/live/ARM/seed_S   part c: runs that learn from what each way of asking gives
 DIR/logs              what each process printed
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from dapo_jax.runtime import status_line
 from dapo_jax.studies import (
+    arms,
     base,
     dynamic_batching_findings,
     dynamic_batching_page,
@@ -19,12 +19,12 @@ from dapo_jax.studies import (
     runs,
 )
 
-CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs/studies/dynamic_batching.py"
+CONFIG = arms.CONFIGS / "dynamic_batching.py"
 PARTS = {"a": "seconds of a round against its prompts and samples",
          "b": "a recorded run for each group size, replayed under every policy",
          "c": "live runs: reward and held-out accuracy against time"}
-DYNAMIC = "dynamic_sampling"
-DROPPED = (f"{DYNAMIC}.carry_steps=0",)  # surplus groups are dropped, as the source drops them
+DYNAMIC = arms.DYNAMIC
+DROPPED = arms.NOTHING_CARRIED  # surplus groups are dropped, as the source drops them
 ARMS = {
     "fixed 3 N": (f"{DYNAMIC}.predictor.kind=fixed", f"{DYNAMIC}.predictor.multiplier=3.0",
                   *DROPPED),
@@ -32,8 +32,7 @@ ARMS = {
     "cost_optimal + carry + skip": (
         f"{DYNAMIC}.predictor.kind=cost_optimal", f"{DYNAMIC}.carry_steps=1",
         f"{DYNAMIC}.carry_share=0.25", f"{DYNAMIC}.choice.kind=skip"),
-    "no filter": ("filter.enable=False", f"{DYNAMIC}.predictor.kind=fixed",
-                  f"{DYNAMIC}.predictor.multiplier=1.0", *DROPPED)}
+    "no filter": (*arms.UNFILTERED, *DROPPED)}
 RECORDED = (f"{DYNAMIC}.predictor.kind=fixed", f"{DYNAMIC}.predictor.multiplier=6.0", *DROPPED,
             "log.samples_per_step=0", "eval.every=0", "rl.prompts_per_step=32",
             "rl.microbatch_slots=32", "rl.steps=200")
@@ -41,14 +40,8 @@ SIZES = (8, 16, 32)  # G
 QUICK_SIZES = (4, 8)
 ROUNDS = {"prompts": "16,32,64,96,128,192,256,384", "repeats": "5"}
 QUICK_ROUNDS = {"prompts": "2,4,8", "repeats": "2"}
-QUICK = ("model.layers=1", "model.d_model=16", "model.heads=2", "model.kv_heads=2",
-         "model.head_size=8", "model.ff=16", "task.levels=((1,1.0),)", "task.train_size=40",
-         "task.reward=dapo_jax.envs.coin:score", "prompts.buckets=(4,)", "rollout.slots=(8,)",
-         "rollout.max_new_tokens=3", "sft.steps=1", "sft.prompts_per_step=4",
-         "sft.microbatch_slots=4", "rl.steps=4", "rl.prompts_per_step=4",
-         "rl.samples_per_prompt=4", "rl.microbatch_slots=4", f"{DYNAMIC}.predictor.window=2",
-         f"{DYNAMIC}.at_limit=partial", "eval.every=2", "eval.prompts=4", "eval.samples=2",
-         "checkpoint.every=0")
+QUICK = (*arms.TINY, "rollout.max_new_tokens=3", "rl.microbatch_slots=4",
+         f"{DYNAMIC}.predictor.window=2")
 
 
 def run(options: base.Options, signals: Sequence[int], show: status_line.Show) -> base.Result:

@@ -1,27 +1,26 @@
 """The page of the study of dynamic batching: Markdown, figures and JSON."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
-import jax
 import matplotlib.figure
 import numpy as np
 
 from dapo_jax.dynamic_sampling import comparison
-from dapo_jax.runtime import comparison_page, metrics, plots
+from dapo_jax.runtime import comparison_page, plots
 from dapo_jax.studies import dynamic_batching_claims as claims
 from dapo_jax.studies import dynamic_batching_findings as findings
-from dapo_jax.studies import jobs, learning, pages
+from dapo_jax.studies import jobs, learning, pages, verdicts
 
 NAME = "dynamic_batching"
+TITLE = "Dynamic batching: what the source reports, and what was measured here"
 NOTES = (
     "Intervals are 95 %: of part a Student's over all calls; of part b a bootstrap over blocks of "
     "steps, paired on the same recorded outcomes; of part c Student's over seeds, paired by seed.",
-    "Verdicts: `agrees`: the source's figure lies in our interval, or the interval decides for its "
-    "claim. `no difference shown`: 0 lies in it. The source's hardware, model and prompts are "
-    "others than ours.",
+    "Verdicts: `agrees`: the source's figure lies in our interval and 0 does not, or the interval "
+    "decides for its claim. `no difference shown`: 0 lies in it. The source's hardware, model and "
+    "prompts are others than ours.",
     "Replays sample N = 32 groups for a batch, as the reference simulation does; `fixed` and "
     "`refill of the same size` ask again for as much as at first. Live, every policy asks again "
     "for what is missing only.",
@@ -33,50 +32,30 @@ NOTES = (
 
 def write(out: pathlib.Path, found: findings.Findings, failures: Sequence[jobs.Failure], *,
           quick: bool) -> list[pathlib.Path]:
-    """Write OUT/dynamic_batching.md, .json and the figures; returns their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    figures = {name: image for name, draw in FIGURES.items() if (image := draw(found))}
-    for name in FIGURES:
-        (out / f"{name}.png").unlink(missing_ok=True)  # an earlier page may have had it
-    for name, image in figures.items():
-        (out / f"{name}.png").write_bytes(image)
+    """Write OUT/dynamic_batching.md, its data and figures; returns their paths."""
     lines = claims.claims(found)
-    page, data = out / f"{NAME}.md", out / f"{NAME}.json"
-    page.write_text(_markdown(found, lines, failures, figures=list(figures), quick=quick),
-                    encoding="utf-8")
-    data.write_text(json.dumps(metrics.plain({
-        "claims": [dataclasses.asdict(line) for line in lines],
-        "missing": found.missing, "failed": [dataclasses.asdict(one) for one in failures],
-        "times": found.times and dataclasses.asdict(found.times),
-        "replays": {size: dataclasses.asdict(one) for size, one in found.replays.items()},
-        "live": {arm: {seed: dataclasses.asdict(one) for seed, one in runs.items()}
-                 for arm, runs in found.live.items()}}), indent=1) + "\n", encoding="utf-8")
-    return [page, data, *(out / f"{name}.png" for name in figures)]
+    live = {arm: {seed: dataclasses.asdict(one) for seed, one in runs.items()}
+            for arm, runs in found.live.items()}
+    data = {"claims": [dataclasses.asdict(line) for line in lines],
+            "times": found.times and dataclasses.asdict(found.times),
+            "replays": {size: dataclasses.asdict(one) for size, one in found.replays.items()},
+            "live": live}
+    page = pages.Page(NAME, TITLE, _summary(lines), _below(found, lines), lines,
+                      {name: draw(found) for name, draw in FIGURES.items()}, data, found.missing)
+    return pages.write(out, page, failures, quick=quick)
 
 
-def _markdown(found: findings.Findings, lines: Sequence[claims.Claim],
-              failures: Sequence[jobs.Failure], *, figures: Sequence[str], quick: bool) -> str:
-    device = jax.devices()[0]
-    text = ["# Dynamic batching: what the source reports, and what was measured here", "",
-            f"On {len(jax.devices())} x {device.device_kind}, jax {jax.__version__}.", ""]
-    if quick:
-        text += ["**--quick: a few steps of a tiny model. No figure here means anything.**", ""]
-    text += [*_summary(lines), "## Claims", ""]
-    text += pages.table(("claim", "source", "our command", "our figure", "verdict"),
-                  [dataclasses.astuple(line) for line in lines])
+def _below(found: findings.Findings, lines: Sequence[verdicts.Line]) -> list[str]:
+    text = pages.table(("claim", "source", "our command", "our figure", "verdict"),
+                       [dataclasses.astuple(line) for line in lines])
     text += ["", *(f"- {note}" for note in NOTES), ""]
     for title, part in PARTS:
         if body := part(found):
             text += [f"## {title}", "", *body, ""]
-    for name in figures:
-        text += [f"![{name}]({name}.png)", ""]
-    if found.missing or failures:
-        text += ["## Missing", "", *(f"- {one}" for one in found.missing),
-                 *(f"- failed: {one.name}:\n\n```\n{one.text}\n```" for one in failures), ""]
-    return "\n".join(text)
+    return text
 
 
-def _summary(lines: Sequence[claims.Claim]) -> list[str]:
+def _summary(lines: Sequence[verdicts.Line]) -> list[str]:
     """What agrees, what does not, and what was not shown, in words."""
     groups: dict[str, list[str]] = {}
     for line in lines:
@@ -93,8 +72,9 @@ def _of_times(found: findings.Findings) -> list[str]:
         return []
     fits = {"wall": found.times.wall, "processor": found.times.processor} | {
         f"wall, G = {size} alone": one for size, one in found.times.by_size.items()}
-    rows = [(name, claims.text(one.round, 4), claims.text(one.sample, 6), f"{one.r_squared:.4f}",
-             f"{one.r_squared_medians:.4f}", f"{one.deviation:.3g}") for name, one in fits.items()]
+    rows = [(name, verdicts.text(one.round, 4), verdicts.text(one.sample, 6),
+             f"{one.r_squared:.4f}", f"{one.r_squared_medians:.4f}", f"{one.deviation:.3g}")
+            for name, one in fits.items()]
     return [f"{len(found.times.rows)} calls of the engine of training, after the warm start. "
             "Shares of a round and replays use the line of their own G: the common one books what "
             "a prompt costs beside its samples as the round's.", "",
@@ -130,13 +110,13 @@ def _of_live(found: findings.Findings) -> list[str]:
     for arm, runs in live.items():
         def mean(figure: Callable[[learning.Curve], float], digits: int = 1,
                  runs: dict = runs) -> str:
-            return claims.text(learning.over_seeds(runs, figure), digits)
+            return verdicts.text(learning.over_seeds(runs, figure), digits)
         equal = [learning.accuracy_at(one, common[seed]) for seed, one in runs.items()]
         rows.append((
             arm, str(len(runs)), mean(lambda one: learning.mean_step(one, "rollout"), 3),
             mean(lambda one: learning.mean_step(one, "samples"), 0),
             mean(lambda one: one.seconds[-1]), mean(lambda one: one.processor[-1]),
-            mean(lambda one: one.accuracy[-1], 3), claims.text(comparison.over_runs(equal), 3),
+            mean(lambda one: one.accuracy[-1], 3), verdicts.text(comparison.over_runs(equal), 3),
             *(_reached(runs, wanted, clock) for wanted in claims.WANTED
               for clock in learning.CLOCKS)))
     heads = ("policy", "runs", "rollout s / step", "samples / step", "seconds", "processor s",
@@ -148,7 +128,7 @@ def _of_live(found: findings.Findings) -> list[str]:
 
 def _reached(runs: dict[int, learning.Curve], wanted: float, clock: str) -> str:
     value = learning.over_seeds(runs, claims.reaching(wanted, clock))
-    found = claims.text(value)
+    found = verdicts.text(value)
     return found if np.isfinite(value.mean) else learning.reached(runs, wanted)
 
 
@@ -190,22 +170,13 @@ def _learning_figure(found: findings.Findings) -> bytes | None:
                     style = {"color": colour, "linewidth": 1, "alpha": 0.8,
                              "label": "" if place else arm}
                     axes[0].plot(learning.clock_at_evaluations(one, clock), one.accuracy, **style)
-                    axes[1].plot(getattr(one, clock), _smooth(one.reward), **style)
+                    axes[1].plot(getattr(one, clock), pages.smooth(one.reward), **style)
             axes[1].set_xlabel("seconds" if clock == "seconds" else "processor seconds")
         figure.axes[0].set_ylabel("held-out accuracy")
         figure.axes[2].set_ylabel("mean reward, all samples")
         figure.axes[0].legend()
 
     return pages.png(draw, (9.0, 6.0))
-
-
-def _smooth(values: np.ndarray, width: int = 10) -> np.ndarray:
-    """Running mean of the last `width` finite values."""
-    sums, counts = (np.cumsum(column) for column in (np.nan_to_num(values), np.isfinite(values)))
-    before = np.maximum(np.arange(len(values)) - width, -1)
-    sums, counts = (np.where(before < 0, column, column - column[before])
-                    for column in (sums, counts))
-    return sums / np.maximum(counts, 1)
 
 
 FIGURES = {"times": _times_figure, "replay": _replay_figure, "learning": _learning_figure}

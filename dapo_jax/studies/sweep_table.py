@@ -15,8 +15,8 @@ import numpy as np
 
 from dapo_jax import sweeps
 from dapo_jax.dynamic_sampling import comparison
+from dapo_jax.runtime import differences, plots
 from dapo_jax.runtime import metrics as metric_files
-from dapo_jax.runtime import plots
 from dapo_jax.studies import pages, runs, sweep_points
 
 TICKS = 6  # values that are written below an axis, each
@@ -31,6 +31,7 @@ class Row:
     planned: int  # runs
     ended: int  # of them: only these count
     values: dict[str, comparison.Interval | None]  # by metric; None: no run has it
+    by_seed: dict[str, dict[int, float]]  # metric -> seed -> value of the run
 
     @property
     def label(self) -> str:
@@ -60,12 +61,13 @@ def rows(points: Sequence[sweep_points.Point], metrics: Sequence[str]) -> list[R
 
 def _row(setting: sweeps.Setting, members: Sequence[sweep_points.Point],
          metrics: Sequence[str]) -> Row:
-    ended = [last_values(point.workdir, metrics) for point in members if sweep_points.done(point)]
-    values = {}
-    for name in metrics:
-        known = [one[name] for one in ended if name in one]
-        values[name] = comparison.over_runs(known) if known else None
-    return Row(setting, len(members), len(ended), values)
+    ended = {point.cfg.seed: last_values(point.workdir, metrics)
+             for point in members if sweep_points.done(point)}
+    by_seed = {name: {seed: one[name] for seed, one in ended.items() if name in one}
+               for name in metrics}
+    values = {name: comparison.over_runs(list(known.values())) if known else None
+              for name, known in by_seed.items()}
+    return Row(setting, len(members), len(ended), values, by_seed)
 
 
 def last_values(workdir: pathlib.Path, metrics: Sequence[str]) -> dict[str, float]:
@@ -106,8 +108,9 @@ def _markdown(out: pathlib.Path, found: Sequence[Row], points: Sequence[sweep_po
              *pages.table([*fields, "runs", *metrics], body), "",
              "The last value of each run that ended; mean over its seeds, in brackets the 95 % "
              "interval of that mean by Student's t where there are two or more. Bold: the highest "
-             "mean, which is no proof of a difference where intervals overlap.", "",
+             "mean, which is no proof of a difference.", "", *_differences(found, metrics),
              "![metrics by setting](sweep.png)", ""]
+    lines += [f"Curves and samples: `python -m dapo_jax.report {out / 'runs'}/* --out={out}`.", ""]
     missing = [point for point in points if not sweep_points.done(point)]
     if missing:
         lines += ["## Without a result", ""]
@@ -117,12 +120,28 @@ def _markdown(out: pathlib.Path, found: Sequence[Row], points: Sequence[sweep_po
     return "\n".join(lines)
 
 
+def _differences(found: Sequence[Row], metrics: Sequence[str]) -> list[str]:
+    """Each setting against the one of the highest mean, where they have two seeds in common."""
+    body = []
+    for metric in metrics:
+        settings = {row.label: row.by_seed[metric] for row in found}
+        best = _highest(found, metric)
+        if best and differences.comparable(settings):
+            body += [[metric, one.name, pages.interval(one.student), pages.interval(one.bootstrap),
+                      one.words] for one in differences.against(settings, best.label)]
+    if not body:
+        return []
+    return ["## Is it a real difference", "", *pages.table(
+        ["metric", "setting", "less the highest's, by t", "by bootstrap", "in words"], body), "",
+        "Runs are paired by seed. What is said goes by Student's t with Holm's correction for all "
+        "settings of a metric; the bootstrap of so few seeds is too narrow to decide.", ""]
+
+
 def _cell(value: comparison.Interval | None, *, bold: bool) -> str:
     if value is None:
         return "–"
-    text = f"**{value.mean:.4g}**" if bold else f"{value.mean:.4g}"
-    known = np.isfinite(value.low)
-    return f"{text} ({value.low:.4g} to {value.high:.4g})" if known else text
+    mean, *bounds = pages.interval(value).split(" ", 1)
+    return " ".join([f"**{mean}**" if bold else mean, *bounds])
 
 
 def _highest(found: Sequence[Row], metric: str) -> Row | None:

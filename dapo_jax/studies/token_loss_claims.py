@@ -1,31 +1,19 @@
 """The article's claims on the loss, the advantage and the filter, with a verdict each."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from dapo_jax.dynamic_sampling import comparison
-from dapo_jax.studies import token_loss_findings as findings
+from dapo_jax.studies import arm_findings as findings
+from dapo_jax.studies import verdicts
 
 TOKEN = "grpo, token"
 MICROBATCH = "grpo, microbatch_token"
 REINFORCE = "reinforce_baseline, token"
 DR_GRPO = "dr_grpo, constant"
 ADVANTAGES = (TOKEN, REINFORCE, DR_GRPO)
-SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
-NO_VERDICT = "no interval, no verdict"
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A line of the page's first table."""
-
-    claim: str
-    measure: str
-    setting: str
-    difference: comparison.Interval
-    unit: str
-    verdict: str
+SOURCE = "the article"
+WRONG = "mean of microbatch means: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +29,21 @@ class _Compared:
     percent: bool = False
 
 
-_WRONG = "mean of microbatch means: "
 OF_PAIRS = (
-    _Compared(f"{_WRONG}early training is more aggressive", "gradient norm, first fifth",
+    _Compared(f"{WRONG}early training is more aggressive", "gradient norm, first fifth",
               MICROBATCH, TOKEN, findings.early("gradient norm"), 1, percent=True),
-    _Compared(f"{_WRONG}early training is more aggressive", "entropy, first fifth", MICROBATCH,
+    _Compared(f"{WRONG}early training is more aggressive", "entropy, first fifth", MICROBATCH,
               TOKEN, findings.early("entropy"), -1),
-    _Compared(f"{_WRONG}later it collapses into repetition", "repeatness, last quarter",
+    _Compared(f"{WRONG}later it collapses into repetition", "repeatness, last quarter",
               MICROBATCH, TOKEN, findings.late("repeatness"), 1),
-    _Compared(f"{_WRONG}later it collapses into repetition",
+    _Compared(f"{WRONG}later it collapses into repetition",
               "share of repeatness above 0.2, last quarter", MICROBATCH, TOKEN,
               findings.late("repeating"), 1),
-    _Compared(f"{_WRONG}later the format breaks", "share with an answer, last quarter",
+    _Compared(f"{WRONG}later the format breaks", "share with an answer, last quarter",
               MICROBATCH, TOKEN, findings.late("answered"), -1),
-    _Compared(f"{_WRONG}later the format breaks", "share that stopped, last quarter", MICROBATCH,
+    _Compared(f"{WRONG}later the format breaks", "share that stopped, last quarter", MICROBATCH,
               TOKEN, findings.late("stopped"), -1),
-    _Compared(f"{_WRONG}it ends worse", "held-out accuracy, last quarter", MICROBATCH, TOKEN,
+    _Compared(f"{WRONG}it ends worse", "held-out accuracy, last quarter", MICROBATCH, TOKEN,
               findings.final_accuracy, -1),
     _Compared("GRPO is faster early than reinforce_baseline",
               "gain of held-out accuracy, mean of the first third", TOKEN, REINFORCE,
@@ -74,7 +61,7 @@ def arm(kind: str, *, filtered: bool) -> str:
     return f"{kind}, {'filter' if filtered else 'no filter'}"
 
 
-def claims(found: findings.Findings) -> list[Claim]:
+def claims(found: findings.Findings) -> list[verdicts.Claim]:
     """All lines: each comparison with and without the filter, then those of the filter itself."""
     lines = [_of_pair(one, found, filtered) for one in OF_PAIRS for filtered in (False, True)]
     lines += [_line("dynamic sampling ends better at equal steps",
@@ -92,31 +79,13 @@ def claims(found: findings.Findings) -> list[Claim]:
     return lines
 
 
-def verdict(value: comparison.Interval, sign: int) -> str:
-    """Shown: the whole interval is on the claim's side of 0; contradicted: on the other."""
-    if not math.isfinite(value.low):
-        return NO_VERDICT
-    low, high = sorted((sign * value.low, sign * value.high))
-    if low > 0:
-        return SHOWN
-    return CONTRADICTED if high < 0 else NOT_SHOWN
-
-
-def text(value: comparison.Interval, digits: int = 3) -> str:
-    """Mean and 95 % interval; a dash where there is no mean."""
-    if not math.isfinite(value.mean):
-        return "-"
-    if not math.isfinite(value.low):
-        return f"{value.mean:.{digits}f} (one run)"
-    return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-
-
 def _line(claim: str, measure: str, setting: str, value: comparison.Interval, sign: int,
-          unit: str = "") -> Claim:
-    return Claim(claim, measure, setting, value, unit, verdict(value, sign))
+          unit: str = "") -> verdicts.Claim:
+    return verdicts.claim(claim, measure, setting, value, sign=sign, source=SOURCE, unit=unit)
 
 
-def _of_pair(one: _Compared, found: findings.Findings, filtered: bool) -> Claim:
+def _of_pair(one: _Compared, found: findings.Findings, filtered: bool
+             ) -> verdicts.Claim:
     own, other = (arm(kind, filtered=filtered) for kind in (one.own, one.other))
     value = findings.paired(found.arms.get(own, {}), found.arms.get(other, {}), one.figure,
                             percent=one.percent)

@@ -1,4 +1,4 @@
-"""What the runs of the study of the token-level loss left: curves, and figures of them."""
+"""What the runs of a study of arms left: curves, and figures of them."""
 
 import dataclasses
 import json
@@ -20,6 +20,8 @@ METRICS = {
     "length": "length/mean",
     "entropy": "policy/entropy",
     "gradient norm": "policy/grad_norm",
+    "clipped high": "policy/clip_high",
+    "truncated": "length/truncated",
     "reward": "reward/mean",
     "samples": "sampling/samples",
     "processor": "time/processor"}
@@ -79,6 +81,11 @@ def early(name: str) -> Figure:
 def late(name: str) -> Figure:
     """Mean of a metric over the last quarter of the steps."""
     return lambda one: _mean(one.values[name][-max(1, round(LATE * len(one.values[name]))):])
+
+
+def over_all(name: str) -> Figure:
+    """Mean of a metric over all steps."""
+    return lambda one: _mean(one.values[name])
 
 
 def final_accuracy(one: Curve) -> float:
