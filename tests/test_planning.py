@@ -5,10 +5,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from conftest import ROOT
 
 from dapo_jax import config, config_checks, plan
+from dapo_jax.models import head, presets
 from dapo_jax.planning import (
     chips,
     collectives,
@@ -115,25 +117,40 @@ TEXT = """HloModule one
 }
 
 %body (p: (s32[], bf16[8,16])) -> (s32[], bf16[8,16]) {
-  %g = (bf16[2,16]{1,0}, bf16[8,16]{1,0}) all-gather-start(%x), replica_groups={{0,1,2,3}}
+  %g = (bf16[2,16]{1,0}, bf16[8,16]{1,0}) all-gather-start(%x), replica_groups={{0,1,2,3},{4,5,6,7}}
   %h = bf16[8,16]{1,0} all-gather-done(%g)
-  %r = f32[2,16]{1,0} reduce-scatter(%y), replica_groups=[1,4]<=[4], to_apply=%add
+  %r = f32[2,16]{1,0} reduce-scatter(%y), replica_groups=[2,4]<=[8], to_apply=%add
 }
 
 ENTRY %main (p: bf16[8,16]) -> f32[] {
   %w = (s32[], bf16[8,16]) while(%t), condition=%cond, body=%body, \
 backend_config={"known_trip_count":{"n":"3"}}
-  ROOT %s = f32[10]{0} all-reduce(%z), replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %s = f32[10]{0} all-reduce(%z), replica_groups=mesh['a'=2,'b'=4] {'a'}, to_apply=%add
 }
 """
 
 
+MESH = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
 def test_collectives_in_a_loop_count_as_often_as_it_runs():
-    found = {one.kind: (one.count, one.bytes) for one in collectives.found(TEXT)}
-    assert found == {"all-gather": (3, 3 * 8 * 16 * 2), "all-reduce": (1, 40),
-                     "reduce-scatter": (3, 3 * 4 * 2 * 16 * 4)}
-    deeper = collectives.found(TEXT, scale=lambda times: 64 if times == 3 else times)
-    assert {one.kind: one.count for one in deeper}["all-gather"] == 64
+    found = {(one.kind, one.axes): (one.count, one.bytes) for one in collectives.found(TEXT, MESH)}
+    inner = ("fsdp", "tensor")
+    assert found == {("all-gather", inner): (3, 3 * 8 * 16 * 2),
+                     ("all-reduce", ("data",)): (1, 40),
+                     ("reduce-scatter", inner): (3, 3 * 4 * 2 * 16 * 4)}
+
+
+@pytest.mark.parametrize(("groups", "axes"), [
+    ("replica_groups={{0,2},{1,3},{4,6},{5,7}}", ("fsdp",)),
+    ("replica_groups=[4,2]<=[2,4]T(1,0)", ("data",)),
+    ("replica_groups=[2,2,2]<=[8]", ("tensor",)), ("replica_groups={}", tuple(MESH)),
+    ("replica_groups=mesh['x'=4,'y'=2] {'x':(2)2,'y'}", ("fsdp", "tensor")),
+    ("source_target_pairs={{0,4},{4,0}}", ("data",))])
+def test_the_axes_of_a_collective_are_those_in_which_its_devices_differ(groups, axes):
+    text = f"ENTRY %main () -> f32[] {{\n  %s = f32[4]{{0}} all-to-all(%z), {groups}\n}}\n"
+    (found,) = collectives.found(text, MESH)
+    assert found.axes == axes
 
 
 def test_each_slice_has_the_chips_that_its_name_says():
@@ -149,7 +166,8 @@ def test_each_slice_has_the_chips_that_its_name_says():
     (["--mesh=data:4,data:2"], "named once"), (["--mesh=data:0"], "size from 1"),
     (["--mesh=data:3"], "there is no slice of 3 v5p; there are 4 (2x2x1)"),
     (["--mesh=data:12", "--chip=h100"], "nodes of 8"), (["--length=9999"], "max_new_tokens"),
-    ([f"--json={__file__}/plan.json"], "--json: "),
+    ([f"--json={__file__}/plan.json"], "--json: "), (["--json="], "--json is empty"),
+    (["--count=2"], "--count=2: 0 or 1"), (["--compiles=-1"], "at least 0"),
     (["--mesh=fsdp:4", "--config.rl.microbatch_tokens=8"], "raise it to at least"),
     (["--config.model.source=folder", "--config.model.path=none/such"], "config.model.preset")])
 def test_what_cannot_be_planned_is_refused_by_name(flags, said):
@@ -168,6 +186,8 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     assert "without context parallelism" in text and "at the peak" in text
     held = figures["held"]["in update"]
     assert figures["update"]["peak"] == held + figures["update"]["temporary"]
+    assert {"update", "apply", "weights", "prefill", "admit", "decode"} <= set(figures["programs"])
+    assert "NVLink" in text and "network" in text
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 31])
@@ -176,42 +196,104 @@ def test_the_largest_number_that_fits_is_found(limit):
 
     def fits(number):
         asked.append(number)
-        return number <= 4 * limit
-    assert estimate.largest(fits, parts=4, least=4, most=4 * 20) == 4 * min(limit, 20)
+        return number <= limit
+    assert estimate.largest(fits, least=1, most=20) == min(limit, 20)
     assert len(asked) <= 10
 
 
 def test_a_bound_names_the_slowest_resource():
-    chip = chips.find("h100")
-    near = times.bound(chip, flops=989e12, moved=3350e9 / 2, sent=90e9, group=8)
-    far = times.bound(chip, flops=989e12, moved=3350e9 / 2, sent=90e9, group=16)
+    chip, mesh = chips.find("h100"), {"data": 2, "fsdp": 1, "tensor": 8}
+    sums = lambda axis: [collectives.Collective("all-reduce", (axis,), 1, 90e9)]  # noqa: E731
+    near, far = (times.bound(chip, flops=989e12, moved=3350e9 / 2, sent=sums(axis), mesh=mesh)
+                 for axis in ("tensor", "data"))
     assert (near.seconds, near.limit) == (1.0, "compute")
-    assert far.limit == "links" and far.seconds == pytest.approx(90e9 / 50e9)
-    assert times.sum_of([(2, near), (3, far)])[1] == "links"
+    assert near.links == pytest.approx(2 * 90e9 * 7 / 8 / 450e9) and near.network == 0
+    assert far.limit == "network" and far.network == pytest.approx(90e9 / 50e9)
+    assert times.sum_of([(2, near), (3, far)])[1] == "network"
 
 
-def test_what_the_compiler_refuses_is_stepped_down_from_a_bounded_number_of_times():
+@pytest.mark.parametrize("mesh", [(2, 4, 2), (4, 2, 4), (1, 16, 1), (2, 2, 1)])
+@pytest.mark.parametrize("axes", [("data",), ("fsdp",), ("tensor",), ("data", "fsdp")])
+def test_bytes_by_link_are_those_that_a_hierarchical_gather_takes_in(mesh, axes):
+    """Counted part by part for device 0: first its share of what other nodes hold, then all else
+    from its node."""
+    sizes, node, whole = dict(zip(mesh_lib.AXES, mesh)), 8, 1024.0
+    places = [tuple(map(int, np.unravel_index(device, mesh))) for device in range(math.prod(mesh))]
+    index = [mesh_lib.AXES.index(axis) for axis in axes]
+    group = [device for device, place in enumerate(places)
+             if all(place[i] == 0 for i in range(3) if i not in index)]
+    near = [device for device in group if device < node]
+    share = whole / len(group)
+    beyond = (len(group) - len(near)) * share / len(near)
+    inside = whole - share - beyond
+    sent = [collectives.Collective("all-gather", axes, 1, whole)]
+    assert times.sent_bytes(sent, sizes, node=node) == pytest.approx((inside, beyond))
+    assert times.sent_bytes(sent, sizes, node=0) == pytest.approx((whole - share, 0))
+
+
+@pytest.mark.parametrize(("guess", "fixed", "room", "found"), [
+    (7, 0, 55, 5), (5, 0, 55, 5), (2, 30, 85, 5), (9, 0, 85, 8), (3, 100, 90, 0), (1, 0, 999, 9)])
+def test_the_search_by_compiling_ends_at_the_largest_that_fits(guess, fixed, room, found):
     asked = []
 
     def compile_at(number):
         asked.append(number)
-        return 10.0 * number
-    assert fit.confirmed(7, compile_at, {}, room=55.0, compiles=3) == (5, "compiled")
-    assert asked == [7, 6, 5]
-    assert fit.confirmed(7, compile_at, {}, room=5.0, compiles=2) == (5, "counted")
-    assert fit.confirmed(0, None, {}, room=5.0, compiles=2) == (0, "counted")
+        if number > 8:
+            raise compiler.TooLarge("as the compiler says")
+        return fixed + 10.0 * number
+    most = 9 if room < 999 else 8
+    assert fit.searched(guess, compile_at, {}, room=room, compiles=6, most=most)[0] == min(
+        found, most)
+    assert len(asked) == len(set(asked)) <= 6
 
 
-def test_the_count_is_near_what_the_compiler_said_of_the_largest_model():
-    """GiB of temporary memory of two updates of Qwen2.5-32B that were compiled for v5p."""
-    values = config.default()
-    values.model.update({"source": "preset", "preset": "qwen2.5-32b", "remat": "full"})
-    spec = programs.plan(config_checks.from_dict(values), backend="tpu").spec
-    for layers, part, compiled in (
-            (64, memory.Split(1, 8192, 1, 16384, 1, 1 / 32), 30.77),
-            (7, memory.Split(1, 2048, 1, 20480, 1, 1 / 16), 12.33)):
-        parts = memory.accumulate_temporary(programs.cut(spec, layers), part, head_chunk=1024)
-        assert sum(parts.values()) / GIB == pytest.approx(compiled, rel=0.1)
+def test_a_search_says_what_it_did_not_try():
+    asked = lambda number: 10.0 * number  # noqa: E731
+    assert fit.searched(4, asked, {}, room=75, compiles=1, most=20) == (
+        4, "compiled for 4; 5 to 20 not tried")
+    assert fit.searched(4, asked, {3: 30.0}, room=35, compiles=1, most=20) == (
+        3, "compiled for 3, 4")
+    assert fit.searched(6, None, {}, room=5, compiles=2, most=20) == (6, "counted from shapes")
+
+
+# Temporary bytes that the TPU compiler gave for updates: model, layers (0: all), what is kept, and
+# slots, prompt, rows, width, tensor, parts and fsdp of a device, tokens of a chunk of the head.
+SEEN = [("qwen2.5-1.5b", 0, "full", (1, 512, 1, 3584, 1, 4, 4), 0, 4220387328),
+        ("qwen2.5-1.5b", 0, "full", (4, 512, 1, 7680, 1, 4, 4), 0, 9000943616),
+        ("qwen2.5-1.5b", 8, "dots", (1, 512, 1, 3584, 1, 4, 4), 0, 4189323264),
+        ("qwen2.5-32b", 0, "full", (1, 2048, 1, 20480, 1, 256, 16), 0, 37770936320),
+        ("qwen2.5-32b", 0, "full", (1, 8192, 1, 16384, 1, 256, 32), 1024, 30.77 * GIB),
+        ("qwen2.5-32b", 7, "full", (1, 2048, 1, 20480, 1, 256, 16), 1024, 12.33 * GIB)]
+
+
+@pytest.mark.parametrize(("preset", "layers", "remat", "on", "chunk", "given"), SEEN)
+def test_the_count_of_temporary_bytes_is_near_what_the_tpu_compiler_gave(
+        preset, layers, remat, on, chunk, given):
+    spec = programs.cut(presets.spec(preset, compute_dtype="bfloat16", remat=remat,
+                                     attention="tpu"), layers)
+    part = memory.Split(*on[:6], 1 / (on[4] * on[6]))
+    numbers = spec.d_model if remat == "full" else (  # queries, keys and values, then gate and up
+        2 * spec.d_model + (spec.heads + 2 * spec.kv_heads) * spec.head_size + 2 * spec.ff)
+    parts = memory.accumulate_temporary(spec, part, saved=2 * spec.layers * numbers,
+                                        head_chunk=chunk or head.chunk_size(spec.vocab))
+    assert sum(parts.values()) == pytest.approx(given, rel=0.08)
+
+
+@pytest.mark.parametrize("remat", ["full", "dots", "none"])
+def test_what_blocks_leave_for_the_backward_pass_is_read_from_the_program(remat):
+    plan = programs.plan(small(**{"model.remat": remat, "model.compute_dtype": "bfloat16"}),
+                         backend="cpu")
+    accumulate = programs.only(programs.of_update(plan, shape_only(1, 2, 2)).accumulate)
+    part, spec = memory.split(accumulate), plan.spec
+    found = memory.saved_of_token(work.counted(accumulate, layers=2).saved, spec, part)
+    run = part.slots * (part.prompt + part.rows * (part.width - 1))
+    # Bytes of a token on a device.
+    wide, heads, ff = 2 * 32, 2 * (4 + 2 * 2) * 8 / 2, 2 * 2 * 48 / 2
+    expected = {"full": wide, "dots": 2 * wide + heads + ff}
+    if remat in expected:
+        assert found == pytest.approx(2 * expected[remat] * run / part.tokens)
+    else:  # norms in float32, scores, and what dots keep
+        assert found > 2 * (expected["dots"] + 4 * 2 * wide) * run / part.tokens
 
 
 def test_slots_that_a_mesh_cannot_split_are_raised_and_said():
