@@ -141,11 +141,44 @@ def test_collectives_in_a_loop_count_as_often_as_it_runs():
                      ("reduce-scatter", inner): (3, 3 * 4 * 2 * 16 * 4)}
 
 
+# As the TPU compiler writes both: the loop's length stands in its condition alone, and what is sent
+# as a reduce-scatter is an all-reduce in a fusion.
+TPU_TEXT = """HloModule two
+
+%cond (p: (s32[], bf16[8,16])) -> pred[] {
+  %constant.4 = s32[]{:T(128)} constant(28)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt.1 = pred[]{:T(512)} compare(%i, %constant.4), direction=LT
+}
+
+%all-reduce-scatter.3.clone (input.5: bf16[8,16]) -> bf16[2,16] {
+  %all-reduce.7 = bf16[8,16]{1,0:T(8,128)(2,1)} all-reduce(%input.5), \
+replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  ROOT %s = bf16[2,16]{1,0} dynamic-slice(%all-reduce.7, %at)
+}
+
+%body (p: (s32[], bf16[8,16])) -> (s32[], bf16[8,16]) {
+  %f = bf16[2,16]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.3.clone
+}
+
+ENTRY %main (p: bf16[8,16]) -> f32[] {
+  %w = (s32[], bf16[8,16]) while(%t), condition=%cond, body=%body, metadata={op_name="while"}
+}
+"""
+
+
+def test_loops_and_scatters_are_read_as_the_tpu_compiler_writes_them():
+    (found,) = collectives.found(TPU_TEXT, MESH)
+    assert found == collectives.Collective("reduce-scatter", ("fsdp", "tensor"), 28,
+                                           28 * 8 * 16 * 2)
+
+
 @pytest.mark.parametrize(("groups", "axes"), [
     ("replica_groups={{0,2},{1,3},{4,6},{5,7}}", ("fsdp",)),
     ("replica_groups=[4,2]<=[2,4]T(1,0)", ("data",)),
     ("replica_groups=[2,2,2]<=[8]", ("tensor",)), ("replica_groups={}", tuple(MESH)),
     ("replica_groups=mesh['x'=4,'y'=2] {'x':(2)2,'y'}", ("fsdp", "tensor")),
+    ("replica_groups=mesh['x'=4,'y'=2] {'x':(1)2}", ("data",)),
     ("source_target_pairs={{0,4},{4,0}}", ("data",))])
 def test_the_axes_of_a_collective_are_those_in_which_its_devices_differ(groups, axes):
     text = f"ENTRY %main () -> f32[] {{\n  %s = f32[4]{{0}} all-to-all(%z), {groups}\n}}\n"
@@ -232,7 +265,8 @@ def test_bytes_by_link_are_those_that_a_hierarchical_gather_takes_in(mesh, axes)
 
 
 @pytest.mark.parametrize(("guess", "fixed", "room", "found"), [
-    (7, 0, 55, 5), (5, 0, 55, 5), (2, 30, 85, 5), (9, 0, 85, 8), (3, 100, 90, 0), (1, 0, 999, 9)])
+    (7, 0, 55, 5), (5, 0, 55, 5), (2, 30, 85, 5), (9, 0, 85, 8), (3, 100, 90, 0), (1, 0, 999, 9),
+    (4, 30, 85, 5)])
 def test_the_search_by_compiling_ends_at_the_largest_that_fits(guess, fixed, room, found):
     asked = []
 
@@ -261,6 +295,7 @@ def test_a_search_says_what_it_did_not_try():
 SEEN = [("qwen2.5-1.5b", 0, "full", (1, 512, 1, 3584, 1, 4, 4), 0, 4220387328),
         ("qwen2.5-1.5b", 0, "full", (4, 512, 1, 7680, 1, 4, 4), 0, 9000943616),
         ("qwen2.5-1.5b", 8, "dots", (1, 512, 1, 3584, 1, 4, 4), 0, 4189323264),
+        ("qwen3-4b", 8, "full", (2, 1024, 1, 4096, 2, 2, 2), 0, 3427237888),
         ("qwen2.5-32b", 0, "full", (1, 2048, 1, 20480, 1, 256, 16), 0, 37770936320),
         ("qwen2.5-32b", 0, "full", (1, 8192, 1, 16384, 1, 256, 32), 1024, 30.77 * GIB),
         ("qwen2.5-32b", 7, "full", (1, 2048, 1, 20480, 1, 256, 16), 1024, 12.33 * GIB)]

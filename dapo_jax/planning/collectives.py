@@ -12,13 +12,14 @@ import numpy as np
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4,
          "u32": 4, "f64": 8, "s64": 8, "u64": 8}
-FLOAT = 4  # bytes of a float32
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _LOOP = re.compile(r" while\(.*body=%?([\w.\-]+)")
 _CALL = re.compile(r"(?:to_apply|calls|branch_computations=\{|true_computation|false_computation)"
                    r"=?%?([\w.\-]+)")
 _TIMES = re.compile(r'known_trip_count":?\s*\{"n":"(\d+)"')
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_LIMIT = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
@@ -42,7 +43,9 @@ def found(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
         for line in lines:
             if one := re.search(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(", line):
                 group = _group(line) or tuple(range(math.prod(mesh.values())))
-                key = KINDS.index(one[2]), axes_of(group, mesh)
+                # So the TPU compiler writes what it sends as a reduce-scatter.
+                scatters = name.startswith("all-reduce-scatter")
+                key = KINDS.index("reduce-scatter" if scatters else one[2]), axes_of(group, mesh)
                 count[key] += runs[name]
                 times = len(group) if one[2] == "reduce-scatter" else 1
                 moved[key] += runs[name] * times * _result(one[1], start=bool(one[3]))
@@ -109,13 +112,24 @@ def _runs(bodies: dict[str, list[str]]) -> dict[str, int]:
             return
         for line in bodies.get(name, ()):
             if loop := _LOOP.search(line):
-                known = _TIMES.search(line)
-                visit(loop[1], times * (int(known[1]) if known else 1), depth + 1)
+                visit(loop[1], times * _length(line, bodies), depth + 1)
             else:
                 for inner in _CALL.findall(line):
                     visit(inner, times, depth + 1)
     visit("ENTRY", 1, 0)
     return runs
+
+
+def _length(line: str, bodies: dict[str, list[str]]) -> int:
+    """How often a loop runs: as it says itself, or up to the number that its condition compares
+    with, as loops over an array's parts do; 1 where neither is there."""
+    if known := _TIMES.search(line):
+        return int(known[1])
+    condition = "\n".join(bodies.get((_CONDITION.search(line) or ("", ""))[1], ()))
+    if not (limit := _LIMIT.search(condition)):
+        return 1
+    number = re.search(rf"%{re.escape(limit[1])} = s32\[\]\S* constant\((\d+)\)", condition)
+    return int(number[1]) if number else 1
 
 
 def by_layers(few: Sequence[Collective], more: Sequence[Collective],
@@ -127,17 +141,21 @@ def by_layers(few: Sequence[Collective], more: Sequence[Collective],
         yield Collective(*key, line(a.count, b.count), line(a.bytes, b.bytes))
 
 
-def of_update(*, parameters: float, tokens: float, d_model: int, layers: int, size: int,
-              mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+def of_update(
+    *, parameters: float, table: float, tokens: float, d_model: int, layers: int, size: int,
+    mesh: Mapping[str, int],
+) -> tuple[Collective, ...]:
     """A microbatch's collectives as FSDP needs them, counted from the shape: each matrix is
-    gathered for its forward and for its backward pass, each gradient (float32) exchanged once, and
-    over tensor two sums a layer and pass (forward, that again, backward) of the device's `tokens`.
-    `parameters` numbers in all."""
-    whole, sums = parameters / mesh["tensor"], 6 * layers
+    gathered for its forward and for its backward pass, and its gradient exchanged once, in the
+    compute dtype, but that of the head's `table` in float32; over tensor go five sums a layer of
+    the device's `tokens`: two forward, one of them again where blocks are run again, two backward.
+    `parameters` and `table` are numbers in all."""
+    whole, sums = parameters / mesh["tensor"], 5 * layers
+    gradients = whole * size + table / mesh["tensor"] * (4 - size)
     return tuple(one for one in (
         Collective("all-gather", ("fsdp",), 2 * layers, 2 * whole * size),
-        Collective("reduce-scatter", ("fsdp",), layers, FLOAT * whole),
-        Collective("all-reduce", ("data",), layers, FLOAT * whole / mesh["fsdp"]),
+        Collective("reduce-scatter", ("fsdp",), layers, gradients),
+        Collective("all-reduce", ("data",), layers, gradients / mesh["fsdp"]),
         Collective("all-reduce", ("tensor",), sums, sums * tokens * d_model * size),
     ) if mesh[one.axes[0]] > 1)
 

@@ -34,7 +34,7 @@ def counted(
     rollout: sampler.Programs,
 ) -> dict[str, Estimate]:
     """Estimates of all programs by name: those of the update, then those of the rollout."""
-    found = {"update": _update(planned, update, mesh)}
+    found = {"update": of_update(planned, update, mesh)}
     for name in ("old", "reference"):
         if getattr(update, name):
             found[f"log-probs, {name}"] = _score(planned, getattr(update, name), mesh)
@@ -68,7 +68,7 @@ def _counted(planned: programs.Plan, program: programs.Program) -> work.Work:
                         causal=planned.spec.attention != "cudnn")
 
 
-def _update(
+def of_update(
     planned: programs.Plan, update: learner.Programs, mesh: jax.sharding.AbstractMesh
 ) -> Estimate:
     """The gradient of a microbatch."""
@@ -78,7 +78,8 @@ def _update(
     temporary = memory.accumulate_temporary(planned.spec, part, head_chunk=head_chunk(planned),
                                             saved=saved)
     return Estimate(sum(temporary.values()), total.flops / mesh.size, total.bytes / mesh.size,
-                    collectives.of_update(**_passes(planned, mesh, part.tokens)), saved=saved)
+                    collectives.of_update(table=planned.spec.vocab * planned.spec.d_model,
+                                          **_passes(planned, mesh, part.tokens)), saved=saved)
 
 
 def _score(planned: programs.Plan, scorers: Mapping, mesh: jax.sharding.AbstractMesh) -> Estimate:

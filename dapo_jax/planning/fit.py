@@ -72,10 +72,10 @@ def slots(room: Room, work: Programs, *, compiles: int, asked: Compile | None) -
     most = max(now, -(-2 * plan.phase.prompts_per_step // parts))
 
     def compile_at(count: int) -> float:
-        return growing / now * count if count == now else max(
-            asked("decode", count * parts).temporary,
-            max(work[name].temporary for name in ("prefill", "admit")) * count / now,
-        ) + caches * count / now
+        others = max(work[name].temporary for name in ("prefill", "admit", "resize")
+                     if name in work)
+        return caches * count / now + max(asked("decode", count * parts).temporary,
+                                          others * count / now)
     largest, how = searched(
         min(most, int(max(0.0, left) * now / growing)), compile_at if asked else None,
         {now: growing} if asked else {}, room=left, compiles=compiles, most=most)

@@ -160,13 +160,15 @@ def _attention(spec: ModelSpec, part: Split) -> float:
         return rows * part.width * keys * jnp.dtype(spec.compute_dtype).itemsize
     if spec.attention == "tpu":  # the sums of the softmax, a row of 128 lanes for each query
         return FLOAT * heads * part.tokens * attention.LANES
-    queries = min(attention.BLOCK, part.width) if spec.attention == "blocked" else part.width
-    return SCORES * FLOAT * rows * heads * queries * keys
+    blocked = spec.attention == "blocked"
+    queries = min(attention.BLOCK, part.width) if blocked else part.width
+    return SCORES[blocked] * FLOAT * rows * heads * queries * keys
 
 
-# Arrays of scores at once in a gradient of the plain form: the scores masked and not, their
-# exponentials, what is multiplied with the values, and as many gradients.
-SCORES = 8
+# Arrays of scores at once in a gradient of the plain form: the scores, their exponentials, what is
+# multiplied with the values and two gradients; in blocks, whose gradients are taken inside a loop,
+# some of these once more. Coarse: programs for CPU had 3 to 5, in blocks 5 to 8 (for TPU 8).
+SCORES = {False: 5, True: 7}
 
 
 def prefill_temporary(spec: ModelSpec, part: Split) -> float:
