@@ -2,10 +2,13 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dapo_jax.planning import chips, collectives, times
+from dapo_jax import config
+from dapo_jax.planning import chips, collectives, compiler, programs, times
 from dapo_jax.runtime import mesh as mesh_lib
 
 TEXT = """HloModule one
@@ -112,3 +115,14 @@ def test_bytes_by_link_are_those_that_a_hierarchical_gather_takes_in(mesh, axes)
     sent = [collectives.Collective("all-gather", axes, 1, whole)]
     assert times.sent_bytes(sent, sizes, node=node) == pytest.approx((inside, beyond))
     assert times.sent_bytes(sent, sizes, node=0) == pytest.approx((whole - share, 0))
+
+
+def test_what_a_program_compiled_here_sends_is_read_from_its_text(monkeypatch):
+    monkeypatch.setattr(compiler, "READABLE", {})  # options of the TPU compiler
+    mesh = mesh_lib.make(config.Mesh(data=2, fsdp=2))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "fsdp"))
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=split)
+    function = jax.jit(lambda x: x.sum(axis=1), out_shardings=mesh_lib.replicated(mesh))
+    found = compiler.compiled(programs.program(function, mesh, x), text=True)
+    assert found.sent == (collectives.Collective("all-reduce", ("fsdp",), 1, 4 * 4),)
+    assert found.arguments == 4 * 8 // 2 * 4
