@@ -17,7 +17,8 @@ _LOOP = re.compile(r" while\(.*body=%?([\w.\-]+)")
 _CALL = re.compile(r"(?:to_apply|calls|branch_computations=\{|true_computation|false_computation)"
                    r"=?%?([\w.\-]+)")
 _TIMES = re.compile(r'known_trip_count":?\s*\{"n":"(\d+)"')
-_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
+_NAMED = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? ?\{([^}]*)\}")
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _LIMIT = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -79,13 +80,20 @@ def _group(line: str) -> tuple[int, ...]:
     return tuple(map(int, listed[1].split(","))) if listed else ()
 
 
-def _of_axes(mesh: str, axes: str) -> tuple[int, ...]:
+def _of_axes(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
     """Devices along axes of a mesh as XLA writes both, 'a'=4,'b'=2 and 'b','a':(2)2: of an axis
-    whole or, of sizes in brackets and after them, the second of the parts that it is cut into."""
+    whole or, of sizes in brackets and after them, the second of the parts that it is cut into.
+    `order`: the devices as they lie in the mesh, 0,2,1,3 or [2,2]T(1,0); None: as numbered."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
     chosen = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in
               re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)}
-    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    numbers = np.arange(math.prod(sizes.values()))
+    if turned := re.fullmatch(r"\[([\d,]+)\]T\(([\d,]+)\)", order or ""):
+        of, axis = ([int(x) for x in part.split(",")] for part in turned.groups())
+        numbers = numbers.reshape(of).transpose(axis)
+    elif order:
+        numbers = np.asarray([int(x) for x in order.split(",")])
+    numbers = numbers.reshape(tuple(sizes.values()))
     places = [np.arange(size) * (whole // (before * size)) for whole, (before, size) in (
         (whole, chosen.get(name, (1, 1))) for name, whole in sizes.items())]
     return tuple(numbers[np.ix_(*places)].ravel().tolist())
