@@ -101,13 +101,13 @@ def _apply(update: learner.Programs) -> Estimate:
 def _weights(
     planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
 ) -> Estimate:
-    """The sampler's copy of the parameters, whole over fsdp if they are gathered."""
+    """The sampler's copy of the parameters, whole over fsdp if they are gathered. All are gathered
+    before they are laid out as results (TPU: so it was compiled), which takes as much again."""
     made = memory.on_device(programs.only(rollout.decode).arguments[0])
-    size = jnp.dtype(planned.spec.compute_dtype).itemsize
     gathers = planned.cfg.rollout.gather and mesh.shape["fsdp"] > 1
     sent = (collectives.Collective("all-gather", ("fsdp",), planned.spec.layers, made),)
-    return Estimate(numbers(planned) / mesh.shape["fsdp"] / mesh.shape["tensor"] * size, 0.0,
-                    memory.on_device(rollout.weights.arguments) + made, sent if gathers else ())
+    return Estimate(made, 0.0, memory.on_device(rollout.weights.arguments) + made,
+                    sent if gathers else ())
 
 
 def _prefill(

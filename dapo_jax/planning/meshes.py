@@ -53,5 +53,6 @@ def _peaks(room: fit.Room, saved: float, shape: config.Mesh, mesh: config.Mesh
     caches = tensor * (held.prompt_cache + held.sample_cache) / slots
     prompts = dataclasses.replace(part, prompt=plan.cfg.prompts.buckets[-1], rows=0)
     running = memory.prefill_temporary(plan.spec, prompts) + memory.prompt_cache(plan.spec, prompts)
+    weights = (tensor if gathered else kept) * held.weights  # twice while they are made
     return {"update": state + kept * held.gradients + sum(temporary.values()),
-            "rollout": state + (tensor if gathered else kept) * held.weights + caches + running}
+            "rollout": state + weights + max(weights, caches + running)}
