@@ -62,26 +62,26 @@ def microbatch(room: Room, work: Programs, *, compiles: int, asked: Compile | No
 
 def slots(room: Room, work: Programs, *, compiles: int, asked: Compile | None) -> dict[str, Any]:
     """Bytes of the configured rollout, and the most slots on a device: caches and the prompts that
-    are run for an eighth of them grow with the slots."""
+    are run for an eighth of them grow with the slots; making the sampler's weights does not."""
     plan, held, parts = room.plan, room.held, room.part.parts
     now = plan.cfg.rollout.slots[-1] // parts
     caches, peaks = held.prompt_cache + held.sample_cache, in_rollout(held, work)
-    fixed, temporary = held.in_rollout - caches, max(
-        work[name].temporary for name in ("prefill", "admit", "decode"))
-    growing, left = caches + max(0.0, max(peaks.values()) - held.in_rollout), room.memory - fixed
+    made, fixed = peaks["weights"], held.in_rollout - caches
+    others = max(work[name].temporary for name in ("prefill", "admit", "resize") if name in work)
+    growing = caches + max(work["decode"].temporary, others)
+    left = room.memory - fixed if made <= room.memory else 0.0
     most = max(now, -(-2 * plan.phase.prompts_per_step // parts))
 
     def compile_at(count: int) -> float:
-        others = max(work[name].temporary for name in ("prefill", "admit", "resize")
-                     if name in work)
         return caches * count / now + max(asked("decode", count * parts).temporary,
                                           others * count / now)
     largest, how = searched(
         min(most, int(max(0.0, left) * now / growing)), compile_at if asked else None,
-        {now: growing} if asked else {}, room=left, compiles=compiles, most=most)
+        {now: growing} if asked else {}, room=left, compiles=compiles if left else 0, most=most)
     samples = plan.phase.samples_per_prompt
     rows = min(plan.cfg.rollout.rows or samples, samples)
-    least = fixed + (held.prompt_cache + held.sample_cache / rows + temporary) / now
+    running = max(work[name].temporary for name in ("prefill", "admit", "decode"))
+    least = max(made, fixed + (held.prompt_cache + held.sample_cache / rows + running) / now)
     return {"temporary": max(peaks.values()) - held.in_rollout, "peak": max(peaks.values()),
             "slots": now, "rows": rows, "largest slots": largest, "usable slots": most,
             "found by": how, "peak of one row": least, "one row fits": least <= room.memory}
