@@ -50,8 +50,7 @@ def of(name: str, planned: programs.Plan, mesh: jax.sharding.Mesh, counted: esti
 def _with(counted: estimate.Estimate, figures: compiler.Figures, source: str, temporary: float
           ) -> estimate.Estimate:
     if figures.sent is None:
-        return dataclasses.replace(counted, temporary=temporary, source=source, sent_from=(
-            f"{estimate.COUNTED}: the compiler could not print the program"))
+        return dataclasses.replace(counted, temporary=temporary, source=source)
     return dataclasses.replace(counted, temporary=temporary, source=source, sent=figures.sent,
                                sent_from=source)
 

@@ -126,6 +126,11 @@ def _sentences(figures: Mapping[str, Any]) -> Sequence[str]:
     lines.append(f"Responses of {row['completion']} tokens after prompts of {row['prompt']} {fits} "
                  "without context parallelism (each device holds whole rows); with one slot of one "
                  f"row on a device, the rollout's peak is {_gib(rollout['peak of one row'])} GiB.")
+    unread = [name for name, one in figures["programs"].items()
+              if "TPU" in one["source"] and "TPU" not in one["sent_from"]]
+    if unread:
+        lines.append(f"The compiler could not print {', '.join(unread)}: what they send is counted "
+                     "from shapes.")
     return [*lines, *_about_time(figures)]
 
 
