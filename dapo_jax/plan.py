@@ -1,7 +1,7 @@
 """Plan a run for accelerators that are not here: what fits, what is sent, what a step takes.
 
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=data:16,fsdp:16 --chip=v5p
-    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=data:16,fsdp:8 --chip=h100
+    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=fsdp:16,tensor:8 --chip=h100
     python -m dapo_jax.plan --config=configs/quickstart.py --mesh=data:4 --chip=v5e --json=plan.json
 
 TPU (v4, v5e, v5p, v6e): the run's own programs are compiled for the slice by the real TPU compiler

@@ -110,7 +110,7 @@ def _meshes(figures: Mapping[str, Any]) -> rich.table.Table:
     for one in figures["meshes"]:
         table.add_row(_mesh(one["mesh"]), _gib(one["update"]), _gib(one["rollout"]))
     if not figures["meshes"]:
-        table.add_row("none of these chips' number", "", "")
+        table.add_row("none of so many chips", "", "")
     return table
 
 
