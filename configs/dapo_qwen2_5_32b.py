@@ -3,9 +3,9 @@
     python -m dapo_jax.train --config=configs/dapo_qwen2_5_32b.py --workdir=DIR
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --chip=v5p
 
-Wants a slice of 256 TPU v5p, which was not at hand: not run, only planned. weights/ holds the model
-as a Hugging Face folder, data/ the published files (docs/data.md). Reported by the paper: avg@32 of
-50 on AIME 2024.
+Wants a slice of 256 TPU v5p, which was not at hand: not run, only planned (docs/planner.md, also
+for 128 H100). weights/ holds the model as a Hugging Face folder, data/ the published files
+(docs/data.md). Reported by the paper: avg@32 of 50 on AIME 2024.
 """
 
 import ml_collections

@@ -1,12 +1,12 @@
 """Plan a run for accelerators that are not here: what fits, what is sent, what a step takes.
 
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=data:16,fsdp:16 --chip=v5p
-    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=data:16,fsdp:8 --chip=h100
+    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --mesh=fsdp:16,tensor:8 --chip=h100
     python -m dapo_jax.plan --config=configs/quickstart.py --mesh=data:4 --chip=v5e --json=plan.json
 
 TPU (v4, v5e, v5p, v6e): the run's own programs are compiled for the slice by the real TPU compiler
-(the package libtpu; no TPU is needed). GPU (a100, h100, h200), and TPU with --count: from shapes.
-The largest microbatch and number of slots are searched: from shapes, then confirmed by compiling.
+(the package libtpu; no TPU is needed). GPU (a100, h100, h200), and TPU with --count=1: from shapes.
+The largest microbatch and number of slots are searched: from shapes, then by compiling.
 No parameter is made; where a model's files are not here, config.model.preset gives its shape.
 """
 
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
             "chip": command_line.Flag("v5p", " | ".join(chips.CHIPS)),
             "length": command_line.Flag(0, "mean tokens of a completion in the estimate of time; "
                                         "0: rollout.max_new_tokens"),
-            "compiles": command_line.Flag(2, "programs compiled to confirm the largest microbatch, "
-                                          "and as many for the slots"),
+            "compiles": command_line.Flag(2, "further programs compiled to find the largest "
+                                          "microbatch, and as many for the slots"),
             "count": command_line.Flag(0, "1: count from shapes, compile nothing"),
             "json": command_line.Flag("", "file for the figures")})
     chip = chips.find(flags["chip"])
@@ -42,11 +42,15 @@ def main(arguments: Sequence[str]) -> int:
                                  f"{cfg.rollout.max_new_tokens}, or 0")
     if flags["compiles"] < 0:
         raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
+    if flags["count"] not in (0, 1):
+        raise config.ConfigError(f"--count={flags['count']}: 0 or 1")
+    if {"--json=", "-json="} & set(arguments):
+        raise config.ConfigError("--json is empty: name a file, or leave it out")
     target = pathlib.Path(flags["json"]) if flags["json"] else None
     if target:
         command_line.check_folder(target.parent, flag="json")
     figures = whole.planned(cfg, chip, shape, length=flags["length"], compiles=flags["compiles"],
-                            compiled=bool(chip.slices) and not flags["count"])
+                            by_compiler=bool(chip.slices) and not flags["count"])
     print(page.text(figures))
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,12 @@ class Chip:
     memory: int  # bytes
     flops: float  # a second, dense bfloat16
     hbm: float  # bytes a second
-    link: float  # bytes a second to the other chips of its slice or, GPU, of its node
-    network: float  # bytes a second beyond the node; TPU: `link`
+    link: float  # bytes a second, one way, to the other chips of its slice or, GPU, of its node
+    network: float  # bytes a second, one way, beyond the node; TPU: `link`
     node: int  # chips that `link` joins; 0: all of a slice
     source: str  # where the figures come from
     slices: Mapping[int, str] = dataclasses.field(default_factory=dict)  # chips -> topology
+    link_name: str = "ICI"
 
 
 def _cubes(most: int) -> dict[int, str]:
@@ -42,19 +43,19 @@ def _sizes(shape: str) -> list[int]:
     return [int(size) for size in shape.split("x")]
 
 
-_CLOUD = "cloud.google.com/tpu/docs/"
-_NVIDIA = "NVIDIA data sheets: "
+_CLOUD = "cloud.google.com/tpu/docs/"  # its links in bits a second, of all of a chip's ports
+_NVIDIA = "NVIDIA data sheets: "  # NVLink both ways together there: half of it here
 CHIPS = {chip.name: chip for chip in (
     Chip("v4", 32 * GIB, 275e12, 1200e9, 300e9, 300e9, 0, _CLOUD + "v4", _cubes(1024)),
     Chip("v5e", 16 * GIB, 197e12, 819e9, 200e9, 200e9, 0, _CLOUD + "v5e", _squares()),
     Chip("v5p", 95 * GIB, 459e12, 2765e9, 600e9, 600e9, 0, _CLOUD + "v5p", _cubes(1024)),
     Chip("v6e", 32 * GIB, 918e12, 1640e9, 400e9, 400e9, 0, _CLOUD + "v6e", _squares()),
-    Chip("a100", 80 * GB, 312e12, 2039e9, 300e9, 25e9, 8,
-         _NVIDIA + "A100 80GB SXM; DGX A100 (an adapter of 200 Gb/s a GPU)"),
-    Chip("h100", 80 * GB, 989e12, 3350e9, 450e9, 50e9, 8,
-         _NVIDIA + "H100 SXM; DGX H100 (an adapter of 400 Gb/s a GPU)"),
-    Chip("h200", 141 * GB, 989e12, 4800e9, 450e9, 50e9, 8,
-         _NVIDIA + "H200 SXM; DGX H200 (an adapter of 400 Gb/s a GPU)"),
+    Chip("a100", 80 * GB, 312e12, 2039e9, 300e9, 25e9, 8, _NVIDIA + "A100 80GB SXM (NVLink 600 "
+         "GB/s); DGX A100 (8 GPUs, an adapter of 200 Gb/s each)", link_name="NVLink"),
+    Chip("h100", 80 * GB, 989e12, 3350e9, 450e9, 50e9, 8, _NVIDIA + "H100 SXM (NVLink 900 GB/s); "
+         "DGX H100 (8 GPUs, an adapter of 400 Gb/s each)", link_name="NVLink"),
+    Chip("h200", 141 * GB, 989e12, 4800e9, 450e9, 50e9, 8, _NVIDIA + "H200 SXM (NVLink 900 GB/s); "
+         "DGX H200 (8 GPUs, an adapter of 400 Gb/s each)", link_name="NVLink"),
 )}
 
 

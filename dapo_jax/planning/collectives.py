@@ -5,6 +5,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4,
@@ -14,30 +17,47 @@ _LOOP = re.compile(r" while\(.*body=%?([\w.\-]+)")
 _CALL = re.compile(r"(?:to_apply|calls|branch_computations=\{|true_computation|false_computation)"
                    r"=?%?([\w.\-]+)")
 _TIMES = re.compile(r'known_trip_count":?\s*\{"n":"(\d+)"')
+_NAMED = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? ?\{([^}]*)\}")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_LIMIT = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind in a program."""
+    """All collectives of one kind in a program that go over the same axes of the mesh."""
 
     kind: str
+    axes: tuple[str, ...]  # along which the devices of a group differ
     count: float  # how often one is run
     bytes: float  # of each one's larger side, what goes in or comes out on a device, all together
 
 
-def found(text: str, scale: Callable[[int], int] = lambda times: times) -> tuple[Collective, ...]:
-    """The collectives of a program, those inside loops as often as the loops run; a loop of unknown
-    length counts once. `scale` gives the length that a loop of a certain length stands for."""
+def found(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The collectives of a program compiled for a mesh of these sizes, those inside loops as often
+    as the loops run; a loop of unknown length counts once."""
     bodies = _bodies(text)
-    runs = _runs(bodies, scale)
+    runs = _runs(bodies)
     count, moved = collections.Counter(), collections.Counter()
     for name, lines in bodies.items():
         for line in lines:
             if one := re.search(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(", line):
-                count[one[2]] += runs[name]
-                times = _group(line) if one[2] == "reduce-scatter" else 1
-                moved[one[2]] += runs[name] * times * _result(one[1], start=bool(one[3]))
-    return tuple(Collective(kind, count[kind], moved[kind]) for kind in KINDS if count[kind])
+                group = _group(line) or tuple(range(math.prod(mesh.values())))
+                # So the TPU compiler writes what it sends as a reduce-scatter.
+                scatters = name.startswith("all-reduce-scatter")
+                key = KINDS.index("reduce-scatter" if scatters else one[2]), axes_of(group, mesh)
+                count[key] += runs[name]
+                times = len(group) if one[2] == "reduce-scatter" else 1
+                moved[key] += runs[name] * times * _result(one[1], start=bool(one[3]))
+    return tuple(Collective(KINDS[kind], axes, count[kind, axes], moved[kind, axes])
+                 for kind, axes in sorted(count) if count[kind, axes] and axes)
+
+
+def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes in which devices of these numbers differ; the last axis is numbered fastest."""
+    places = np.unravel_index(np.asarray(group), tuple(mesh.values()))
+    return tuple(axis for axis, at in zip(mesh, places) if np.ptp(at))
 
 
 def _result(shapes: str, *, start: bool) -> int:
@@ -47,12 +67,36 @@ def _result(shapes: str, *, start: bool) -> int:
     return max(sizes, default=0) if start else sum(sizes)
 
 
-def _group(line: str) -> int:
-    """Devices that take part in one exchange."""
-    if short := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
-        return int(short[1])
-    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
-    return listed[1].count(",") + 1 if listed else 1
+def _group(line: str) -> tuple[int, ...]:
+    """The devices of the first exchange; none are named where all take part."""
+    if named := _NAMED.search(line):
+        return _of_axes(*named.groups())
+    if short := _IOTA.search(line):
+        rows, of, order = ([int(x) for x in part.split(",")] if part else None
+                           for part in short.groups())
+        numbers = np.arange(math.prod(of)).reshape(of).transpose(order or range(len(of)))
+        return tuple(numbers.reshape(rows)[(0,) * (len(rows) - 1)].tolist())
+    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
+    return tuple(map(int, listed[1].split(","))) if listed else ()
+
+
+def _of_axes(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
+    """Devices along axes of a mesh as XLA writes both, 'a'=4,'b'=2 and 'b','a':(2)2: of an axis
+    whole or, of sizes in brackets and after them, the second of the parts that it is cut into.
+    `order`: the devices as they lie in the mesh, 0,2,1,3 or [2,2]T(1,0); None: as numbered."""
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    chosen = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in
+              re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)}
+    numbers = np.arange(math.prod(sizes.values()))
+    if turned := re.fullmatch(r"\[([\d,]+)\]T\(([\d,]+)\)", order or ""):
+        of, axis = ([int(x) for x in part.split(",")] for part in turned.groups())
+        numbers = numbers.reshape(of).transpose(axis)
+    elif order:
+        numbers = np.asarray([int(x) for x in order.split(",")])
+    numbers = numbers.reshape(tuple(sizes.values()))
+    places = [np.arange(size) * (whole // (before * size)) for whole, (before, size) in (
+        (whole, chosen.get(name, (1, 1))) for name, whole in sizes.items())]
+    return tuple(numbers[np.ix_(*places)].ravel().tolist())
 
 
 def _bodies(text: str) -> dict[str, list[str]]:
@@ -66,7 +110,7 @@ def _bodies(text: str) -> dict[str, list[str]]:
     return bodies
 
 
-def _runs(bodies: dict[str, list[str]], scale: Callable[[int], int]) -> dict[str, int]:
+def _runs(bodies: dict[str, list[str]]) -> dict[str, int]:
     """How often each computation runs."""
     runs = collections.Counter()
 
@@ -76,8 +120,7 @@ def _runs(bodies: dict[str, list[str]], scale: Callable[[int], int]) -> dict[str
             return
         for line in bodies.get(name, ()):
             if loop := _LOOP.search(line):
-                known = _TIMES.search(line)
-                visit(loop[1], times * (scale(int(known[1])) if known else 1), depth + 1)
+                visit(loop[1], times * _length(line, bodies), depth + 1)
             else:
                 for inner in _CALL.findall(line):
                     visit(inner, times, depth + 1)
@@ -85,44 +128,57 @@ def _runs(bodies: dict[str, list[str]], scale: Callable[[int], int]) -> dict[str
     return runs
 
 
+def _length(line: str, bodies: dict[str, list[str]]) -> int:
+    """How often a loop runs: as it says itself, or up to the number that its condition compares
+    with, as loops over an array's parts do; 1 where neither is there."""
+    if known := _TIMES.search(line):
+        return int(known[1])
+    condition = "\n".join(bodies.get((_CONDITION.search(line) or ("", ""))[1], ()))
+    if not (limit := _LIMIT.search(condition)):
+        return 1
+    number = re.search(rf"%{re.escape(limit[1])} = s32\[\]\S* constant\((\d+)\)", condition)
+    return int(number[1]) if number else 1
+
+
 def by_layers(few: Sequence[Collective], more: Sequence[Collective],
               line: Callable[[float, float], float]) -> Iterable[Collective]:
     """Of a deeper model, from two of fewer layers; `line` continues a figure."""
-    nothing = {kind: Collective(kind, 0, 0) for kind in KINDS}
-    first, second = (nothing | {one.kind: one for one in side} for side in (few, more))
-    for kind in KINDS:
-        a, b = first[kind], second[kind]
-        if b.count:
-            yield Collective(kind, line(a.count, b.count), line(a.bytes, b.bytes))
+    first, second = ({(one.kind, one.axes): one for one in side} for side in (few, more))
+    for key, b in second.items():
+        a = first.get(key, Collective(*key, 0, 0))
+        yield Collective(*key, line(a.count, b.count), line(a.bytes, b.bytes))
 
 
-def of_update(*, parameters: float, tokens: float, d_model: int, layers: int, size: int,
-              mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+def of_update(
+    *, parameters: float, table: float, tokens: float, d_model: int, layers: int, size: int,
+    mesh: Mapping[str, int],
+) -> tuple[Collective, ...]:
     """A microbatch's collectives as FSDP needs them, counted from the shape: each matrix is
-    gathered for its forward and for its backward pass, each gradient (float32) exchanged once, and
-    over tensor two sums a layer and pass of the device's `tokens`. `parameters` numbers in all."""
-    whole = parameters / mesh["tensor"]
-    passes = 3 if mesh["tensor"] > 1 else 0  # forward, that again, backward
-    gathers = 2 * layers if mesh["fsdp"] > 1 else 0
-    exchanges = layers if mesh["fsdp"] > 1 else 0
-    sums = 2 * passes * layers
-    reduced = sums * tokens * d_model * size
-    if mesh["data"] > 1:
-        sums, reduced = sums + layers, reduced + 4 * whole / mesh["fsdp"]
-    made = (Collective("all-gather", gathers, 2 * whole * size if gathers else 0),
-            Collective("all-reduce", sums, reduced),
-            Collective("reduce-scatter", exchanges, 4 * whole if exchanges else 0))
-    return tuple(one for one in made if one.count)
+    gathered for its forward and for its backward pass, and its gradient exchanged once, in the
+    compute dtype, but that of the head's `table` in float32; over tensor go five sums a layer of
+    the device's `tokens`: two forward, one of them again where blocks are run again, two backward.
+    `parameters` and `table` are numbers in all."""
+    whole, sums = parameters / mesh["tensor"], 5 * layers
+    gradients = whole * size + table / mesh["tensor"] * (4 - size)
+    return tuple(one for one in (
+        Collective("all-gather", ("fsdp",), 2 * layers, 2 * whole * size),
+        Collective("reduce-scatter", ("fsdp",), layers, gradients),
+        Collective("all-reduce", ("data",), layers, gradients / mesh["fsdp"]),
+        Collective("all-reduce", ("tensor",), sums, sums * tokens * d_model * size),
+    ) if mesh[one.axes[0]] > 1)
 
 
-def of_token(*, weights: float, rows: float, d_model: int, layers: int, size: int, gather: bool,
-             mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """What drawing a token sends: over tensor two sums a layer and one more; and, where weights are
-    not whole while samples are drawn, all `weights` numbers."""
-    made = []
-    if mesh["tensor"] > 1:
-        made += [Collective("all-reduce", 2 * layers + 1,
-                            (2 * layers + 1) * rows * d_model * size)]
-    if mesh["fsdp"] > 1 and not gather:
-        made += [Collective("all-gather", layers, weights * size / mesh["tensor"])]
-    return tuple(made)
+def of_forward(*, parameters: float, tokens: float, d_model: int, layers: int, size: int,
+               mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """Those of a pass without a gradient: each matrix gathered once."""
+    whole, sums = parameters / mesh["tensor"], 2 * layers + 1
+    return tuple(one for one in (
+        Collective("all-gather", ("fsdp",), layers, whole * size),
+        Collective("all-reduce", ("tensor",), sums, sums * tokens * d_model * size),
+    ) if mesh[one.axes[0]] > 1)
+
+
+def of_token(*, gather: bool, **shape: Any) -> tuple[Collective, ...]:
+    """What drawing a token sends, of the same `shape` as `of_forward`; weights that are whole while
+    samples are drawn (`gather`) are not sent."""
+    return tuple(one for one in of_forward(**shape) if one.axes == ("tensor",) or not gather)

@@ -60,14 +60,15 @@ def compiled(program: programs.Program, *, text: bool = False) -> Figures:
             raise TooLarge(str(error).splitlines()[0]) from error
         raise
     memory, cost = made.memory_analysis(), made.cost_analysis()
+    sent = _sent(made, program.mesh) if text else None
     return Figures(memory.argument_size_in_bytes, memory.temp_size_in_bytes,
                    memory.output_size_in_bytes - memory.alias_size_in_bytes,
-                   cost["flops"], cost["bytes accessed"], _sent(made) if text else None)
+                   cost["flops"], cost["bytes accessed"], sent)
 
 
-def _sent(made: jax.stages.Compiled) -> tuple[collectives.Collective, ...] | None:
+def _sent(made: jax.stages.Compiled, mesh: Mesh) -> tuple[collectives.Collective, ...] | None:
     try:
-        return collectives.found(made.as_text())
+        return collectives.found(made.as_text(), dict(mesh.shape))
     except jax.errors.JaxRuntimeError:  # libtpu 0.0.52 cannot print some programs of large models
         return None
 

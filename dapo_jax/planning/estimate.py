@@ -1,131 +1,188 @@
-"""Figures of the programs that a step runs, on each device: by the TPU compiler, or counted from
-shapes alone, which works for every chip."""
+"""Figures of the programs that a step runs, on each device, counted from shapes: the model's and
+what its programs are given. This works for every chip; compiled.py asks a compiler."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from dapo_jax.learner import update as learner
 from dapo_jax.models import transformer
-from dapo_jax.planning import collectives, compiler, memory, programs, work
+from dapo_jax.planning import collectives, memory, programs, work
+from dapo_jax.rollout import programs as sampler
 
-FEW = (2, 4)  # layers of the decode programs that are compiled: they write out each layer
+FEW = (2, 4)  # layers of the programs of which a few stand for all: they write out each layer
+COUNTED = "counted from shapes"
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Of one program, on each device."""
 
-    temporary: float  # bytes beside what it is given
+    temporary: float  # bytes beside what outlives it (memory.Held)
     flops: float
     bytes: float  # read and written
-    sent: tuple[collectives.Collective, ...]
-    source: str  # where temporary bytes come from
+    sent: tuple[collectives.Collective, ...] = ()
+    source: str = COUNTED  # where temporary bytes come from
+    sent_from: str = COUNTED
+    saved: float = 0.0  # of the update: bytes that a token leaves for the backward pass
 
 
-def _numbers(planned: programs.Plan) -> int:
+def counted(
+    planned: programs.Plan, mesh: jax.sharding.AbstractMesh, *, update: learner.Programs,
+    rollout: sampler.Programs,
+) -> dict[str, Estimate]:
+    """Estimates of all programs by name: those of the update, then those of the rollout."""
+    found = {"update": of_update(planned, update, mesh)}
+    for name in ("old", "reference"):
+        if getattr(update, name):
+            found[f"log-probs, {name}"] = _score(planned, getattr(update, name), mesh)
+    return found | {"apply": _apply(update)} | {
+        "weights": _weights(planned, rollout, mesh), "prefill": _prefill(planned, rollout, mesh),
+        "admit": _admit(rollout), "decode": _decode(planned, rollout, mesh)} | (
+            {"resize": _resize(planned, mesh)} if len(planned.cfg.rollout.slots) > 1 else {})
+
+
+def numbers(planned: programs.Plan) -> int:
+    """Parameters of the model."""
     shapes = jax.eval_shape(lambda: transformer.init(planned.spec, jax.random.key(0)))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def _size(planned: programs.Plan) -> int:
-    return jnp.dtype(planned.spec.compute_dtype).itemsize
+def head_chunk(planned: programs.Plan) -> int:
+    """Tokens whose logits the update makes at once."""
+    return programs.settings(planned).head_chunk
 
 
-def update_counted(planned: programs.Plan, mesh: jax.sharding.AbstractMesh, *, slots: int = 0
-                   ) -> Estimate:
-    """The gradient of a microbatch, from shapes."""
-    accumulate = programs.only(programs.of_update(planned, mesh, slots=slots).accumulate)
-    part, spec = memory.split(accumulate), planned.spec
-    parts = memory.accumulate_temporary(spec, part, head_chunk=planned.cfg.model.head_chunk)
-    total = work.counted(accumulate)
-    sent = collectives.of_update(
-        parameters=_numbers(planned), tokens=part.tokens, d_model=spec.d_model, layers=spec.layers,
-        size=_size(planned), mesh=mesh.shape)
-    return Estimate(sum(parts.values()), total.flops / mesh.size, total.bytes / mesh.size, sent,
-                    "counted from the model's shape")
+def _passes(planned: programs.Plan, mesh: jax.sharding.AbstractMesh, tokens: float) -> dict:
+    return {"parameters": numbers(planned), "tokens": tokens, "d_model": planned.spec.d_model,
+            "layers": planned.spec.layers, "mesh": dict(mesh.shape),
+            "size": jnp.dtype(planned.spec.compute_dtype).itemsize}
 
 
-def update_compiled(planned: programs.Plan, mesh: jax.sharding.Mesh, counted: Estimate, *,
-                    slots: int = 0) -> Estimate:
-    """The same by the compiler: temporary bytes and, where its text can be had, collectives.
-    Operations are those counted in what it was given, since it counts a loop's body once."""
-    accumulate = programs.only(programs.of_update(planned, mesh, slots=slots).accumulate)
-    figures = compiler.compiled(accumulate, text=True)
-    sent = counted.sent if figures.sent is None else figures.sent
-    source = "TPU compiler" + (" (its text could not be had: collectives are counted from the "
-                               "model's shape)" if figures.sent is None else "")
-    return Estimate(figures.temporary, counted.flops, counted.bytes, sent, source)
+def _counted(planned: programs.Plan, program: programs.Program) -> work.Work:
+    """Its work. cuDNN, whose bounds on what is seen are numbers, computes all scores; the kernel
+    that is traced in its place half."""
+    return work.counted(program, layers=planned.spec.layers,
+                        causal=planned.spec.attention != "cudnn")
 
 
-def prefill_counted(planned: programs.Plan, mesh: jax.sharding.AbstractMesh) -> Estimate:
-    """Running as many prompts as one admission takes."""
-    made = programs.of_rollout(planned, mesh)
-    prefill, shape = programs.only(made.prefill), mesh.shape
+def of_update(
+    planned: programs.Plan, update: learner.Programs, mesh: jax.sharding.AbstractMesh
+) -> Estimate:
+    """The gradient of a microbatch."""
+    accumulate = programs.only(update.accumulate)
+    part, total = memory.split(accumulate), _counted(planned, accumulate)
+    saved = memory.saved_of_token(total.saved, planned.spec, part)
+    temporary = memory.accumulate_temporary(planned.spec, part, head_chunk=head_chunk(planned),
+                                            saved=saved)
+    return Estimate(sum(temporary.values()), total.flops / mesh.size, total.bytes / mesh.size,
+                    collectives.of_update(table=planned.spec.vocab * planned.spec.d_model,
+                                          **_passes(planned, mesh, part.tokens)), saved=saved)
+
+
+def _score(planned: programs.Plan, scorers: Mapping, mesh: jax.sharding.AbstractMesh) -> Estimate:
+    """Log-probs of a microbatch."""
+    scorer = programs.only(scorers)
+    part, total = memory.split(scorer), _counted(planned, scorer)
+    return Estimate(
+        memory.score_temporary(planned.spec, part, head_chunk=head_chunk(planned)),
+        total.flops / mesh.size, total.bytes / mesh.size,
+        collectives.of_forward(**_passes(planned, mesh, part.tokens)))
+
+
+def _apply(update: learner.Programs) -> Estimate:
+    """An optimizer step: everything is read, all but the gradients written, in place."""
+    state, sums = update.apply.arguments[:2]
+    return Estimate(0.0, 0.0, 2 * memory.on_device(state) + memory.on_device(sums))
+
+
+def _weights(
+    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
+) -> Estimate:
+    """The sampler's copy of the parameters, whole over fsdp if they are gathered. All are gathered
+    before they are laid out as results (TPU: so it was compiled), which takes as much again."""
+    made = memory.on_device(programs.only(rollout.decode).arguments[0])
+    gathers = planned.cfg.rollout.gather and mesh.shape["fsdp"] > 1
+    sent = (collectives.Collective("all-gather", ("fsdp",), planned.spec.layers, made),)
+    return Estimate(made, 0.0, memory.on_device(rollout.weights.arguments) + made,
+                    sent if gathers else ())
+
+
+def _prefill(
+    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
+) -> Estimate:
+    """Running as many prompts as one admission takes; its result is with its temporary bytes."""
+    total = _counted(planned, programs.only(rollout.prefill))
+    part = _admitted(planned, rollout, mesh)
+    return Estimate(memory.prefill_temporary(planned.spec, part) + _handed_on(rollout),
+                    total.flops / mesh.size, total.bytes / mesh.size,
+                    collectives.of_forward(**_passes(planned, mesh, part.tokens)))
+
+
+def _admitted(
+    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
+) -> memory.Split:
+    shape = dict(mesh.shape)
     parts = shape["data"] * shape["fsdp"]
-    part = memory.Split(1, planned.cfg.prompts.buckets[-1], 0, 0, shape["tensor"], 1.0)
-    total = work.counted(prefill)
-    temporary = memory.prefill_temporary(planned.spec, part, admitted=made.admitted // parts)
-    gathered = _numbers(planned) / shape["tensor"] * _size(planned)
-    sent = (collectives.Collective("all-gather", planned.spec.layers, gathered),) if (
-        shape["fsdp"] > 1) else ()
-    return Estimate(temporary, total.flops / mesh.size, total.bytes / mesh.size, sent,
-                    "counted from the model's shape")
+    return memory.Split(rollout.admitted // parts, planned.cfg.prompts.buckets[-1], 0, 0,
+                        shape["tensor"], parts, 1 / (shape["fsdp"] * shape["tensor"]))
 
 
-def prefill_compiled(planned: programs.Plan, mesh: jax.sharding.Mesh, counted: Estimate
-                     ) -> Estimate:
-    """The same, its temporary bytes and its result by the compiler."""
-    figures = compiler.compiled(programs.only(programs.of_rollout(planned, mesh).prefill))
-    return dataclasses.replace(counted, temporary=figures.temporary + figures.result,
-                               source="TPU compiler")
+def _handed_on(rollout: sampler.Programs) -> float:
+    """Bytes that a prefill hands to `admit`."""
+    _, _, *ran = programs.only(rollout.admit).arguments
+    return memory.on_device(ran)
 
 
-def decode_counted(planned: programs.Plan, mesh: jax.sharding.AbstractMesh, *, slots: int = 0
-                   ) -> Estimate:
+def _admit(rollout: sampler.Programs) -> Estimate:
+    """Prompts put into their slots, in place."""
+    moved = _handed_on(rollout)
+    return Estimate(moved, 0.0, 2 * moved)
+
+
+def _decode(
+    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
+) -> Estimate:
     """Drawing one token of each row; all of the caches is read, as the program does."""
-    few, more = (work.counted(programs.only(programs.of_rollout(
-        planned, mesh, slots=slots, layers=layers).decode)) for layers in FEW)
-    weights, state, *_ = programs.only(
-        programs.of_rollout(planned, mesh, slots=slots).decode).arguments
-    shape, spec = mesh.shape, planned.spec
+    flops = [work.counted(programs.only(programs.of_rollout(
+        planned, mesh, layers=layers).decode)).flops for layers in FEW]
+    weights, state, *_ = programs.only(rollout.decode).arguments
+    spec, shape = planned.spec, dict(mesh.shape)
     rows = state.live.size / (shape["data"] * shape["fsdp"])
     keys = planned.cfg.prompts.buckets[-1] + planned.cfg.rollout.max_new_tokens
     read = sum(map(memory.on_device, (weights, state.cache, state.own)))
-    sent = collectives.of_token(
-        weights=_numbers(planned), rows=rows, d_model=spec.d_model, layers=spec.layers,
-        size=_size(planned), gather=planned.cfg.rollout.gather, mesh=shape)
+    sent = collectives.of_token(gather=planned.cfg.rollout.gather,
+                                **_passes(planned, mesh, rows))
     return Estimate(memory.decode_temporary(spec, rows=rows, tensor=shape["tensor"], keys=keys),
-                    _line(few.flops, more.flops, spec.layers) / mesh.size, read, sent,
-                    "counted from the model's shape")
+                    line(FEW, flops, spec.layers) / mesh.size, read, sent)
 
 
-def decode_compiled(planned: programs.Plan, mesh: jax.sharding.Mesh, *, slots: int = 0) -> Estimate:
-    """The same by the compiler, from models of a few layers."""
-    layers = [min(number, planned.spec.layers) for number in FEW]
-    figures = [compiler.compiled(programs.only(programs.of_rollout(
-        planned, mesh, slots=slots, layers=number).decode), text=True)
-        for number in dict.fromkeys(layers)]
-    ends = (*layers, planned.spec.layers)
-    whole = compiler.by_layers(*figures, ends) if len(figures) > 1 else figures[0]
-    return Estimate(whole.temporary, whole.flops, whole.bytes, whole.sent or (),
-                    f"TPU compiler, continued from {layers[0]} and {layers[-1]} layers")
+def _resize(planned: programs.Plan, mesh: jax.sharding.AbstractMesh) -> Estimate:
+    """Between the two largest numbers of slots; the smaller state is there beside the larger."""
+    state, _ = resize_of(programs.of_rollout(planned, mesh, beside=True)).arguments
+    smaller = memory.on_device(state)
+    return Estimate(smaller, 0.0, 2 * smaller)
 
 
-def _line(few: float, more: float, layers: int) -> float:
-    return few + (more - few) / (FEW[1] - FEW[0]) * (layers - FEW[0])
+def resize_of(rollout: sampler.Programs) -> programs.Program:
+    """From the smaller number of slots to the larger."""
+    return rollout.resize[min(rollout.resize)]
 
 
-def largest(fits_at: Callable[[int], bool], *, parts: int, least: int, most: int) -> int:
-    """The largest multiple of `parts` from `least` to `most` of which `fits_at(number)` is true;
-    0 if of none. It is asked at most 2 log2(most / parts) times, and fits less the larger."""
-    low, high = 0, max(least, parts) // parts
-    while high * parts <= most and fits_at(high * parts):
+def line(ends: tuple[int, int], values: list[float], at: float) -> float:
+    """The straight line through two points."""
+    return values[0] + (values[1] - values[0]) / (ends[1] - ends[0]) * (at - ends[0])
+
+
+def largest(fits_at: Callable[[int], bool], *, least: int, most: int) -> int:
+    """The largest number from `least` to `most` of which `fits_at(number)` is true; 0 if of none.
+    It is asked at most 2 log2(most) times, and fits less the larger."""
+    low, high = 0, least
+    while high <= most and fits_at(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if middle * parts <= most and fits_at(middle * parts) else (
-            low, middle)
-    return low * parts
-
+        low, high = (middle, high) if middle <= most and fits_at(middle) else (low, middle)
+    return low

@@ -1,11 +1,15 @@
-"""The largest microbatch and the most slots that fit, of those that a step can use: continued from
-the figures of the configured ones, then confirmed by compiling, a bounded number of times."""
+"""What is held while a step's programs run, and the largest microbatch and the most slots that fit,
+of those that a step can use: guessed from shapes, then searched by compiling, a bounded number of
+times."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo_jax.planning import compiler, estimate, memory, programs
+
+Programs = Mapping[str, estimate.Estimate]
+Compile = Callable[[str, int], estimate.Estimate]  # of a program at so many slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,86 +20,114 @@ class Room:
     held: memory.Held
     part: memory.Split
     plan: programs.Plan
-    parts: int  # devices that slots are split over
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """The compiler: estimates of an update's microbatch, of drawing a token, for so many slots."""
+def in_update(held: memory.Held, work: Programs) -> dict[str, float]:
+    """Bytes of a device while each program of the update runs."""
+    return {name: held.in_update - (held.gradients if name.startswith("log-probs") else 0)
+            + one.temporary for name, one in work.items()
+            if name in ("update", "apply") or name.startswith("log-probs")}
 
-    update: Callable[[int], estimate.Estimate]
-    decode: Callable[[int], estimate.Estimate]
+
+def in_rollout(held: memory.Held, work: Programs) -> dict[str, float]:
+    """Bytes of a device while each program of the rollout runs; the sampler's weights are made
+    before there are caches."""
+    caches = held.prompt_cache + held.sample_cache
+    return {name: held.in_rollout + work[name].temporary - (caches if name == "weights" else 0)
+            for name in ("weights", "prefill", "admit", "decode", "resize") if name in work}
 
 
-def microbatch(room: Room, figures: estimate.Estimate, *, compiles: int, asked: Asked | None
+def microbatch(room: Room, work: Programs, *, compiles: int, asked: Compile | None
                ) -> dict[str, Any]:
     """Bytes of the configured update, and the most slots of its shape on a device."""
+    figures, part, held = work["update"], room.part, room.held
+    chunk = estimate.head_chunk(room.plan)
+
     def temporary(slots: int) -> float:
-        part = dataclasses.replace(room.part, slots=slots)
         return sum(memory.accumulate_temporary(
-            room.plan.spec, part, head_chunk=room.plan.cfg.model.head_chunk).values())
-    more = figures.temporary - temporary(room.part.slots)  # than was counted
+            room.plan.spec, dataclasses.replace(part, slots=slots), head_chunk=chunk,
+            saved=figures.saved).values())
+    more = figures.temporary - temporary(part.slots)  # than was counted
+    most, left = _useful(room), room.memory - held.in_update
+    guess = estimate.largest(lambda slots: temporary(slots) + more <= left, least=1, most=most)
+    compile_at = asked and (lambda slots: asked("update", slots * part.parts).temporary)
+    largest, how = searched(guess, compile_at, {part.slots: figures.temporary} if asked else {},
+                            room=left, compiles=compiles, most=most)
+    tokens = part.prompt + part.rows * part.width
+    return {"temporary": figures.temporary, "peak": max(in_update(held, work).values()),
+            "slots": part.slots, "rows": part.rows, "tokens of a slot": tokens,
+            "largest slots": largest, "largest tokens": largest * tokens, "usable slots": most,
+            "found by": how}
 
-    def fits(slots: int) -> bool:
-        return room.held.in_update + temporary(slots) + more <= room.memory
-    most = estimate.largest(fits, parts=1, least=1, most=_useful(room))
-    compile_at = asked and (lambda count: asked.update(count * room.parts).temporary)
-    known = {room.part.slots: figures.temporary} if asked else {}
-    most, how = confirmed(most, compile_at, known, compiles=compiles,
-                          room=room.memory - room.held.in_update)
-    tokens = room.part.prompt + room.part.rows * room.part.width
-    return {"temporary": figures.temporary, "peak": room.held.in_update + figures.temporary,
-            "slots": room.part.slots, "rows": room.part.rows, "tokens of a slot": tokens,
-            "largest slots": most, "largest tokens": most * tokens, "found by": how}
 
-
-def slots(room: Room, prefill: estimate.Estimate, decode: estimate.Estimate, *, compiles: int,
-          asked: Asked | None) -> dict[str, Any]:
+def slots(room: Room, work: Programs, *, compiles: int, asked: Compile | None) -> dict[str, Any]:
     """Bytes of the configured rollout, and the most slots on a device: caches and the prompts that
-    are run for an eighth of them grow with the slots."""
-    now = room.plan.cfg.rollout.slots[-1] / room.parts
-    caches = room.held.prompt_cache + room.held.sample_cache
-    fixed, temporary = room.held.in_rollout - caches, max(prefill.temporary, decode.temporary)
-    most = int(max(0.0, room.memory - fixed) * now / (caches + temporary))
-    most = min(most, max(int(now), -(-2 * room.plan.phase.prompts_per_step // room.parts)))
+    are run for an eighth of them grow with the slots; making the sampler's weights does not."""
+    plan, held, parts = room.plan, room.held, room.part.parts
+    now = plan.cfg.rollout.slots[-1] // parts
+    caches, peaks = held.prompt_cache + held.sample_cache, in_rollout(held, work)
+    made, fixed = peaks["weights"], held.in_rollout - caches
+    others = max(work[name].temporary for name in ("prefill", "admit", "resize") if name in work)
+    growing = caches + max(work["decode"].temporary, others)
+    left = room.memory - fixed if made <= room.memory else 0.0
+    most = max(now, -(-2 * plan.phase.prompts_per_step // parts))
 
-    compile_at = asked and (lambda count: max(
-        asked.decode(count * room.parts).temporary, prefill.temporary * count / now)
-        + caches * count / now)
-    known = {now: temporary + caches} if asked else {}
-    most, how = confirmed(most, compile_at, known, compiles=compiles,
-                          room=room.memory - fixed)
-    samples = room.plan.phase.samples_per_prompt
-    rows = min(room.plan.cfg.rollout.rows or samples, samples)
-    least = fixed + (room.held.prompt_cache + room.held.sample_cache / rows + temporary) / now
-    return {"temporary": temporary, "peak": room.held.in_rollout + temporary, "slots": now,
-            "rows": rows, "largest slots": most, "found by": how,
-            "peak of one row": least, "one row fits": least <= room.memory}
+    def compile_at(count: int) -> float:
+        return caches * count / now + max(asked("decode", count * parts).temporary,
+                                          others * count / now)
+    largest, how = searched(
+        min(most, int(max(0.0, left) * now / growing)), compile_at if asked else None,
+        {now: growing} if asked else {}, room=left, compiles=compiles if left else 0, most=most)
+    samples = plan.phase.samples_per_prompt
+    rows = min(plan.cfg.rollout.rows or samples, samples)
+    running = max(work[name].temporary for name in ("prefill", "admit", "decode"))
+    least = max(made, fixed + (held.prompt_cache + held.sample_cache / rows + running) / now)
+    return {"temporary": max(peaks.values()) - held.in_rollout, "peak": max(peaks.values()),
+            "slots": now, "rows": rows, "largest slots": largest, "usable slots": most,
+            "found by": how, "peak of one row": least, "one row fits": least <= room.memory}
 
 
 def _useful(room: Room) -> int:
     """Slots of a device that hold all of an update's samples, or those that are configured."""
     phase, part = room.plan.phase, room.part
     rows = phase.prompts_per_step // phase.updates_per_step * phase.samples_per_prompt
-    return max(part.slots, -(-rows // (part.rows * room.parts)))
+    return max(part.slots, -(-rows // (part.rows * part.parts)))
 
 
-def confirmed(most: int, compile_at: Callable[[int], float] | None, known: dict[float, float], *,
-              room: float, compiles: int) -> tuple[int, str]:
-    """The largest number, `most` at first, whose bytes by the compiler, `compile_at(number)`, are
-    at most `room`, and how it was found; `known` holds bytes of numbers already compiled."""
-    known = dict(known)
+def searched(guess: int, compile_at: Callable[[int], float] | None, known: Mapping[int, float], *,
+             room: float, compiles: int, most: int) -> tuple[int, str]:
+    """The largest number up to `most` whose bytes by the compiler, `compile_at(number)`, are at
+    most `room`, and how it was found: from `guess` on, at most `compiles` further ones than those
+    that are `known` are compiled. Without a compiler the guess is all there is."""
     if compile_at is None:
-        return most, "counted"
+        return guess, estimate.COUNTED
+    known = dict(known)
     for _ in range(compiles):
-        if not most or most in known:
+        if not 1 <= guess <= most or guess in known:
             break
         try:
-            known[most] = compile_at(most)
+            known[guess] = compile_at(guess)
         except compiler.TooLarge:
-            known[most] = float("inf")
-        if known[most] > room:
-            most -= 1
-    if most in known and known[most] <= room:
-        return most, "compiled"
-    return most, "counted"
+            known[guess] = float("inf")
+        guess = _next(known, room, most)
+    fits, above = _bounds(known, room, most)
+    tried = f"compiled for {', '.join(map(str, sorted(known)))}"
+    return fits, tried if above - fits == 1 else f"{tried}; {fits + 1} to {above - 1} not tried"
+
+
+def _bounds(known: Mapping[int, float], room: float, most: int) -> tuple[int, int]:
+    """The largest number that is known to fit, and the smallest above it that does not."""
+    fits = max((number for number, size in known.items() if size <= room), default=0)
+    return fits, min((number for number, size in known.items() if size > room), default=most + 1)
+
+
+def _next(known: Mapping[int, float], room: float, most: int) -> int:
+    """What to try next: where the line through the largest numbers known meets the room."""
+    fits, above = _bounds(known, room, most)
+    sizes = sorted((number, size) for number, size in known.items() if size < float("inf"))
+    if above - fits == 1 or not sizes:
+        return fits if sizes else above // 2
+    number, size = sizes[-1]
+    before = sizes[-2] if len(sizes) > 1 else (0, 0.0)
+    slope = max(1.0, (size - before[1]) / (number - before[0]))
+    return min(max(number + int((room - size) // slope), fits + 1), above - 1)

@@ -3,12 +3,14 @@ beside their arguments as counted from the model's shape, for devices whose comp
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from dapo_jax import types
 from dapo_jax.learner import update
+from dapo_jax.models import attention, cost
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.planning import programs
 from dapo_jax.rollout import programs as rollout_programs
@@ -66,6 +68,7 @@ class Split:
     rows: int
     width: int  # tokens of a row
     tensor: int  # parts that heads, feed-forward part and vocabulary are split into
+    parts: int  # that slots are split over
     kept: float  # of each parameter, the share that this device keeps
 
     @property
@@ -76,39 +79,62 @@ class Split:
 
 def split(accumulate: programs.Program) -> Split:
     """What one device does of a microbatch."""
-    batch, shape = accumulate.arguments[2], dict(accumulate.mesh.shape)
+    batch, shape = programs.batch_of(accumulate), dict(accumulate.mesh.shape)
     parts = shape["data"] * shape["fsdp"]
-    slots, rows, width = batch.tokens.shape
-    return Split(max(1, slots // parts), batch.prompt_tokens.shape[1], rows, width,
-                 shape["tensor"], 1 / (shape["fsdp"] * shape["tensor"]))
+    slots, rows, width = batch.tokens.shape[-3:]
+    return Split(max(1, slots // parts), batch.prompt_tokens.shape[-1], rows, width,
+                 shape["tensor"], parts, 1 / (shape["fsdp"] * shape["tensor"]))
 
 
-def accumulate_temporary(spec: ModelSpec, part: Split, *, head_chunk: int) -> dict[str, float]:
-    """Bytes that the gradient of a microbatch needs beside its arguments, by what for.
+def saved_of_token(saved: Sequence[jax.core.ShapedArray], spec: ModelSpec, part: Split) -> float:
+    """Bytes that one token leaves on its device for the backward passes of all blocks, from the
+    arrays that the scan over the blocks leaves; heads and feed-forward part are split."""
+    total = 0.0
+    for array in saved:
+        if array.ndim < 4 or array.shape[1] != part.slots * part.parts:
+            continue  # matrices in the compute dtype, which are there already, and constants
+        split_axis = set(array.shape[3:]) & {spec.heads, spec.kv_heads, spec.ff}
+        total += array.size * array.dtype.itemsize / (part.tensor if split_axis else 1)
+    return total / (part.parts * part.tokens)
 
-    A model of what XLA does: the peak lies either in the head's backward pass, when only the
-    blocks' inputs are held, or in that of a block, when the gradients are too.
+
+def accumulate_temporary(
+    spec: ModelSpec, part: Split, *, head_chunk: int, saved: float
+) -> dict[str, float]:
+    """Bytes that the gradient of a microbatch needs beside its arguments where that is most, by
+    what for; `saved` is what a token leaves of all blocks (`saved_of_token`).
+
+    What XLA holds, read from the schedules that it made for TPU: all of the run, what blocks save
+    and their matrices in the compute dtype; from the head's backward pass on, the gradient of its
+    whole table; from the blocks' backward pass on, that of all blocks. On top comes the largest of
+    a chunk of logits, a block's own backward pass, and the table's gradient summed over devices.
     """
     size = jnp.dtype(spec.compute_dtype).itemsize
-    block, table = _block_numbers(spec), spec.vocab * spec.d_model
-    kept = part.kept * (spec.layers * block + (1 if spec.tied else 2) * table)
-    saved = spec.layers * part.tokens * _saved_numbers(spec, part) * size
-    cast = kept * size if spec.param_dtype != spec.compute_dtype else 0
-    whole = block / part.tensor
-    layer = (FLOAT * kept  # gradients of all blocks
-             + whole * (size + FLOAT)  # this block's weights and their gradient
-             + part.tokens * _working_numbers(spec, part) * size + _scores(spec, part))
-    logits = min(head_chunk, part.slots * part.rows * part.width) * spec.vocab / part.tensor
-    head = (table / part.tensor * (size + FLOAT) + LOGITS * logits * FLOAT
-            + 2 * part.slots * part.rows * part.width * spec.d_model * size)
-    return {"inputs of blocks": saved, "parameters in the compute dtype": cast,
-            "the larger of a block's pass and the head's": max(layer, head)}
+    table = spec.vocab * spec.d_model / part.tensor
+    blocks = part.kept * spec.layers * _block_numbers(spec)
+    answers = part.slots * part.rows * part.width
+    logits = FLOAT * min(head_chunk, answers) * spec.vocab / part.tensor
+    held = {"kept of blocks": saved * part.tokens,
+            "blocks in the compute dtype":
+                blocks * size if spec.param_dtype != spec.compute_dtype else 0.0,
+            "gradient of the head": FLOAT * table}
+    summed = FLOAT * table if part.parts > 1 else 0.0
+    head = table * size + 2 * logits + 2 * answers * spec.d_model * size
+    later = {"gradients of blocks": FLOAT * blocks,
+             "the larger of a block's pass and the head's exchange": max(
+                 _block_pass(spec, part), summed)}
+    return held | ({"the head's pass": head} if head > sum(later.values()) else later)
 
 
-# How often the numbers of one token, or of a chunk's logits, are there at once: set by two figures
-# of the TPU compiler for Qwen2.5-32B, rows of 22k to 25k tokens, with 64 and with 7 layers
-# (tests/test_planning_tpu.py has more).
-LOGITS, FEED_FORWARD, STREAM = 3.0, 3.5, 6.0
+def score_temporary(spec: ModelSpec, part: Split, *, head_chunk: int) -> float:
+    """Bytes that log-probs of a microbatch need: no gradient, so no block keeps anything."""
+    size = jnp.dtype(spec.compute_dtype).itemsize
+    blocks = part.kept * spec.layers * _block_numbers(spec)
+    cast = blocks * size if spec.param_dtype != spec.compute_dtype else 0.0
+    answers = part.slots * part.rows * part.width
+    head = (spec.vocab * spec.d_model * size + FLOAT * min(head_chunk, answers) * spec.vocab
+            ) / part.tensor
+    return cast + max(_block_pass(spec, part), head) + 2 * part.tokens * spec.d_model * size
 
 
 def _block_numbers(spec: ModelSpec) -> int:
@@ -116,41 +142,55 @@ def _block_numbers(spec: ModelSpec) -> int:
     return spec.d_model * (heads + 3 * spec.ff)
 
 
-def _saved_numbers(spec: ModelSpec, part: Split) -> float:
-    """Kept of a token for the backward pass of a block."""
-    products = (2 * spec.d_model + (spec.heads + 2 * spec.kv_heads) * spec.head_size / part.tensor
-                + 2 * spec.ff / part.tensor)
-    return {"full": spec.d_model, "dots": spec.d_model + products,
-            "none": 3 * spec.d_model + 2 * products}[spec.remat]
+def _block_pass(spec: ModelSpec, part: Split) -> float:
+    """Bytes while one block is differentiated: its gathered matrices; of each token the gate, the
+    other product and one gradient of such, and of the stream's width what goes in, its norm, the
+    queries and the mix of attention, and gradients of two; and what attention makes beside."""
+    size = jnp.dtype(spec.compute_dtype).itemsize
+    of_token = 3 * spec.ff / part.tensor + 6 * spec.d_model
+    return (_block_numbers(spec) / part.tensor * size + part.tokens * of_token * size
+            + _attention(spec, part))
 
 
-def _working_numbers(spec: ModelSpec, part: Split) -> float:
-    """Of a token, while its block is differentiated."""
-    heads = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_size / part.tensor
-    return FEED_FORWARD * spec.ff / part.tensor + STREAM * spec.d_model + 2 * heads
+def _attention(spec: ModelSpec, part: Split) -> float:
+    """Bytes of what an implementation makes of all queries, or of a block of them, at once."""
+    keys, heads = part.prompt + part.width, spec.heads / part.tensor
+    rows = part.slots * part.rows
+    if spec.attention == "cudnn":  # the mask as numbers to add, for all heads
+        return rows * part.width * keys * jnp.dtype(spec.compute_dtype).itemsize
+    if spec.attention == "tpu":  # the sums of the softmax, a row of 128 lanes for each query
+        return FLOAT * heads * part.tokens * attention.LANES
+    blocked = spec.attention == "blocked"
+    queries = min(attention.BLOCK, part.width) if blocked else part.width
+    return SCORES[blocked] * FLOAT * rows * heads * queries * keys
 
 
-def _scores(spec: ModelSpec, part: Split) -> float:
-    """Scores of attention and their gradient, where an implementation makes them: a block of
-    queries at a time, or of all queries."""
-    keys = part.prompt + part.width
-    if spec.attention == "cudnn":  # its mask, a byte each
-        return part.slots * part.rows * part.width * keys
-    if spec.attention == "tpu":
-        return 0.0
-    queries = min(512, part.width) if spec.attention == "blocked" else part.width
-    return 2 * FLOAT * part.slots * part.rows * spec.heads / part.tensor * queries * keys
+# Arrays of scores at once in a gradient of the plain form: the scores, their exponentials, what is
+# multiplied with the values and two gradients; in blocks, whose gradients are taken inside a loop,
+# some of these once more. Coarse: programs for CPU had 3 to 5, in blocks 5 to 8 (for TPU 8).
+SCORES = {False: 5, True: 7}
 
 
-def prefill_temporary(spec: ModelSpec, part: Split, *, admitted: int) -> float:
-    """Bytes that running prompts once needs on a device, its result among them."""
-    size, tokens = jnp.dtype(spec.compute_dtype).itemsize, admitted * part.prompt
-    caches = 2 * spec.layers * spec.kv_heads / part.tensor * spec.head_size * tokens * size
-    block = _block_numbers(spec) / part.tensor * 2 * size
-    return (2 * caches + block + tokens * (2 * spec.ff / part.tensor + 4 * spec.d_model) * size)
+def prefill_temporary(spec: ModelSpec, part: Split) -> float:
+    """Bytes that running prompts (no rows) needs on a device beside its arguments and its result:
+    the parameters in the compute dtype, a block's matrices, a block's products and the caches once
+    more, since they are laid out anew."""
+    size = jnp.dtype(spec.compute_dtype).itemsize
+    blocks = part.kept * spec.layers * _block_numbers(spec)
+    cast = blocks * size if spec.param_dtype != spec.compute_dtype else 0.0
+    block = _block_numbers(spec) / part.tensor * size
+    of_token = (2 * spec.ff + 4 * spec.heads * spec.head_size) / part.tensor + 4 * spec.d_model
+    return cast + block + part.tokens * of_token * size + prompt_cache(spec, part)
 
 
-def decode_temporary(spec: ModelSpec, *, rows: int, tensor: int, keys: int) -> float:
-    """Bytes that drawing one token of each of a device's rows needs: its logits, and scores of one
-    layer."""
-    return FLOAT * rows * (LOGITS * spec.vocab / tensor + 2 * spec.heads / tensor * keys)
+def prompt_cache(spec: ModelSpec, part: Split) -> float:
+    """Bytes of the keys and values of a device's prompts."""
+    tensor = part.tensor if spec.kv_heads % part.tensor == 0 else 1
+    size = jnp.dtype(spec.compute_dtype).itemsize
+    return cost.cache_bytes(spec, part.slots * part.prompt, bytes_per_number=size) / tensor
+
+
+def decode_temporary(spec: ModelSpec, *, rows: float, tensor: int, keys: int) -> float:
+    """Bytes that drawing one token of each of a device's rows needs: three arrays of its logits
+    (scaled, their exponentials, sums), and scores of one layer and their exponentials."""
+    return FLOAT * rows / tensor * (3 * spec.vocab + 2 * spec.heads * keys)

@@ -1,7 +1,7 @@
 """The plan as tables on a terminal."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -11,6 +11,13 @@ GIB = 2 ** 30
 KINDS = {"parameters": "parameters", "optimizer": "optimizer", "gradients": "summed gradients",
          "reference": "reference model", "weights": "the sampler's weights",
          "prompt_cache": "caches of prompts", "sample_cache": "caches of samples"}
+PROGRAMS = {"update": "activations: gradient of a microbatch", "apply": "optimizer step",
+            "log-probs, old": "log-probs of the policy",
+            "log-probs, reference": "log-probs of the reference",
+            "weights": "weights made for the sampler", "prefill": "prompts run",
+            "admit": "prompts put into slots", "decode": "a token of each row drawn",
+            "resize": "slots moved to fewer or more"}
+RESOURCES = {"compute": "compute", "memory": "HBM", "links": "links", "network": "network"}
 
 
 def text(figures: Mapping[str, Any]) -> str:
@@ -18,7 +25,7 @@ def text(figures: Mapping[str, Any]) -> str:
     out = io.StringIO()
     console = rich.console.Console(file=out, width=100)
     console.print(_title(figures))
-    for table in (_memory(figures), _collectives(figures), _time(figures)):
+    for table in (_memory(figures), _collectives(figures), _time(figures), _meshes(figures)):
         console.print(table)
     for line in _sentences(figures):
         console.print(line)
@@ -26,9 +33,17 @@ def text(figures: Mapping[str, Any]) -> str:
 
 
 def _title(figures: Mapping[str, Any]) -> str:
-    mesh = ", ".join(f"{axis} {size}" for axis, size in figures["mesh"].items())
-    return (f"{figures['slice']}, mesh {mesh}; the model's shape is from {figures['model']}; rates "
-            f"and memory from {figures['chip']['source']}")
+    mesh, chip = _mesh(figures["mesh"]), figures["chip"]
+    network = f", {chip['network'] / 1e9:g} GB/s between nodes of {chip['node']}" if (
+        chip["node"]) else ""
+    return (f"{figures['slice']}, mesh {mesh}; the model's shape is from {figures['model']}. A "
+            f"{chip['name']}: {chip['flops'] / 1e12:g} TFLOP/s in bfloat16, HBM "
+            f"{chip['hbm'] / 1e9:g} GB/s, {chip['link_name']} {chip['link'] / 1e9:g} GB/s each way"
+            f"{network} ({chip['source']})")
+
+
+def _mesh(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
 def _gib(number: float) -> str:
@@ -45,63 +60,88 @@ def _table(title: str, *columns: str) -> rich.table.Table:
 def _memory(figures: Mapping[str, Any]) -> rich.table.Table:
     table = _table("GiB on each device", "kind", "update", "rollout", "from")
     held = figures["held"]
-    outside = {"gradients": "update", "weights": "rollout", "prompt_cache": "rollout",
-               "sample_cache": "rollout"}
+    sides = {"gradients": "update", "weights": "rollout", "prompt_cache": "rollout",
+             "sample_cache": "rollout"}
     for kind, label in KINDS.items():
         if held[kind]:
-            side = outside.get(kind)
+            side = sides.get(kind)
             table.add_row(label, "" if side == "rollout" else _gib(held[kind]),
                           "" if side == "update" else _gib(held[kind]), "shapes")
-    programs = figures["programs"]
-    update, prefill, decode = (programs[name] for name in ("update", "prefill", "decode"))
-    table.add_row("activations, temporary", _gib(update["temporary"]), "", update["source"])
-    table.add_row("temporary: running prompts", "", _gib(prefill["temporary"]), prefill["source"])
-    table.add_row("temporary: a token of each row", "", _gib(decode["temporary"]),
-                  decode["source"])
+    for name, one in figures["programs"].items():
+        here = _gib(one["temporary"])
+        side = ("", here) if name in ("weights", "prefill", "admit", "decode", "resize") else (
+            here, "")
+        table.add_row(f"temporary: {PROGRAMS[name]}", *side, one["source"])
     peaks = [figures[side]["peak"] for side in ("update", "rollout")]
-    table.add_row("at the peak", *map(_gib, peaks), f"of {_gib(figures['memory'])}",
-                  end_section=True)
+    table.add_row("at the peak, one program at a time", *map(_gib, peaks),
+                  f"of {_gib(figures['memory'])}, {_gib(figures['room'])} to be used")
     return table
 
 
 def _collectives(figures: Mapping[str, Any]) -> rich.table.Table:
-    table = _table("Collectives of one run on each device", "program", "kind", "times", "GiB")
+    table = _table("Collectives of one run on each device (bytes of the larger side)", "program",
+                   "kind", "over", "times", "GiB", "from")
     for name, one in figures["programs"].items():
         for sent in one["sent"]:
-            table.add_row(name, sent["kind"], f"{sent['count']:g}", f"{sent['bytes'] / GIB:.4g}")
+            table.add_row(name, sent["kind"], " x ".join(sent["axes"]), f"{sent['count']:.4g}",
+                          _gib(sent["bytes"]), one["sent_from"])
         if not one["sent"]:
-            table.add_row(name, "none", "0", "0")
+            table.add_row(name, "none", "", "0", "0", one["sent_from"])
     return table
 
 
 def _time(figures: Mapping[str, Any]) -> rich.table.Table:
     table = _table("Seconds of a step at best (no waiting, every peak reached)", "part", "runs",
-                   "compute, each", "memory", "links", "all together", "bound")
-    for side, names in {"rollout": ("prefill", "decode"), "update": ("update",)}.items():
-        one = figures["time"][side]
-        for name, runs, each in zip(names, one["runs"], one["each"], strict=True):
-            table.add_row(name, f"{runs:g}", *(f"{each[key]:.3g}" for key in
-                                               ("compute", "memory", "links")), "", "")
-        table.add_row(f"{side}, all", "", "", "", "", f"{one['seconds']:.4g}", one["bound"],
-                      end_section=True)
+                   *(f"{name}, each" for name in RESOURCES.values()), "all together", "bound")
+    for side in ("rollout", "update"):
+        both = figures["time"][side]
+        for name, part in both["parts"].items():
+            table.add_row(name, f"{part['runs']:g}",
+                          *(f"{part['each'][key]:.3g}" for key in RESOURCES),
+                          f"{part['seconds']:.4g}", RESOURCES[part["bound"]])
+        table.add_row(f"{side}, all", *[""] * 5, f"{both['seconds']:.4g}",
+                      RESOURCES[both["bound"]], end_section=True)
     return table
 
 
-def _sentences(figures: Mapping[str, Any]) -> list[str]:
+def _meshes(figures: Mapping[str, Any]) -> rich.table.Table:
+    table = _table("Meshes that hold one slot a device in update and rollout, most room first "
+                   "(counted from shapes)", "mesh", "update, GiB", "rollout, GiB")
+    for one in figures["meshes"]:
+        table.add_row(_mesh(one["mesh"]), _gib(one["update"]), _gib(one["rollout"]))
+    if not figures["meshes"]:
+        table.add_row("none of so many chips", "", "")
+    return table
+
+
+def _sentences(figures: Mapping[str, Any]) -> Sequence[str]:
     update, rollout, row = figures["update"], figures["rollout"], figures["longest row"]
     lines = list(figures["notes"])
     for what, one in (("update: slots of a microbatch", update), ("rollout: slots", rollout)):
-        state = "fits" if one["peak"] <= figures["memory"] else "DOES NOT FIT"
+        state = "fits" if one["peak"] <= figures["room"] else "DOES NOT FIT"
         lines.append(f"{what} on a device: configured {one['slots']:g}, which {state}; the most "
-                     f"that fit and a step can use are {one['largest slots']} of "
-                     f"{one['rows']} rows ({one['found by']}).")
+                     f"that fit, of the {one['usable slots']} that a step can use, are "
+                     f"{one['largest slots']} of {one['rows']} rows ({one['found by']}).")
     fits = "fit" if row["fits"] else "do NOT fit"
     lines.append(f"Responses of {row['completion']} tokens after prompts of {row['prompt']} {fits} "
                  "without context parallelism (each device holds whole rows); with one slot of one "
                  f"row on a device, the rollout's peak is {_gib(rollout['peak of one row'])} GiB.")
+    unread = [name for name, one in figures["programs"].items()
+              if "TPU" in one["source"] and "TPU" not in one["sent_from"]]
+    if unread:
+        lines.append(f"The compiler could not print {', '.join(unread)}: what they send is counted "
+                     "from shapes.")
+    return [*lines, *_about_time(figures)]
+
+
+def _about_time(figures: Mapping[str, Any]) -> Sequence[str]:
     time = figures["time"]
-    lines.append(f"Time is for {time['samples']} samples of {time['mean completion']} tokens, each "
-                 "prompt sampled once; optimizer steps, rewards and prompts beyond the batch are "
-                 "not in it.")
-    lines.append(f"Planned in {figures['planned in seconds']:.0f} s.")
-    return lines
+    rollout, update = (time[side] for side in ("rollout", "update"))
+    return [
+        f"A step of {time['samples']} samples of {time['mean completion']} tokens, each prompt "
+        f"sampled once, takes at least {rollout['seconds']:.0f} s to sample (bound: "
+        f"{RESOURCES[rollout['bound']]}) and {update['seconds']:.0f} s to learn from (bound: "
+        f"{RESOURCES[update['bound']]}). Rewards and prompts beyond the batch are not in it.",
+        "Operations and bytes moved are those of the products in what the compiler is given; of "
+        "caches, all that there is room for is read at every token.",
+        f"Planned in {figures['planned in seconds']:.0f} s."]

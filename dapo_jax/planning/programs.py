@@ -53,9 +53,16 @@ def plan(cfg: config.Config, *, backend: str, parts: int = 1) -> Plan:
     phase = getattr(cfg, name)
     algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
     spec, shape_from = _spec(cfg, backend)
-    # cuDNN is asked for its version while it is traced; the plain form has the same products.
-    traced = dataclasses.replace(spec, attention="xla") if spec.attention == "cudnn" else spec
+    # cuDNN is asked for its version while it is traced: other kernels stand for it.
+    traced = dataclasses.replace(spec, attention=_traceable(spec)) if (
+        spec.attention == "cudnn") else spec
     return Plan(cfg, spec, traced, phase, algorithm, shape_from, notes)
+
+
+def _traceable(spec: specs.ModelSpec) -> str:
+    """What is traced for cuDNN: a kernel, or what models/attention.py falls back to."""
+    able = spec.compute_dtype in ("bfloat16", "float16") and spec.attention_softcap is None
+    return "tpu" if able and spec.head_size % 8 == 0 and spec.head_size <= 128 else "blocked"
 
 
 def _spread(cfg: config.Config, name: str, parts: int) -> tuple[config.Config, tuple[str, ...]]:
@@ -63,12 +70,13 @@ def _spread(cfg: config.Config, name: str, parts: int) -> tuple[config.Config, t
     phase, rollout = getattr(cfg, name), cfg.rollout
     up = lambda number: -(-number // parts) * parts  # noqa: E731
     asked = {"rollout.slots": rollout.slots[-1]}
+    ladder = tuple(dict.fromkeys(map(up, rollout.slots)))
     if not phase.microbatch_tokens:
         asked[f"{name}.microbatch_slots"] = phase.microbatch_slots
     notes = tuple(f"config.{field} = {number} does not split over data x fsdp = {parts}: planned "
                   f"with {up(number)}" for field, number in asked.items() if number % parts)
     return dataclasses.replace(cfg, **{
-        "rollout": dataclasses.replace(rollout, slots=(up(rollout.slots[-1]),)),
+        "rollout": dataclasses.replace(rollout, slots=ladder),
         name: dataclasses.replace(phase, microbatch_slots=up(phase.microbatch_slots))}), notes
 
 
@@ -97,35 +105,47 @@ def _spec(cfg: config.Config, backend: str) -> tuple[specs.ModelSpec, str]:
 
 def of_update(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> update.Programs:
     """The update's programs; `slots` of a microbatch instead of the configured ones."""
-    name = "rl" if planned.phase is planned.cfg.rl else "sft"
-    settings = setup_phases.update_settings(name, planned.phase, planned.algorithm,
-                                            cfg=planned.cfg, spec=planned.traced)
     return update.compile_programs(
-        planned.traced, settings, setup_phases.optimizer(planned.phase, 1000), mesh,
+        planned.traced, settings(planned), setup_phases.optimizer(planned.phase, 1000), mesh,
         pack=pack(planned, mesh, slots=slots), build=program)
+
+
+def settings(planned: Plan) -> update.Settings:
+    """What is static in the phase's updates."""
+    return setup_phases.update_settings(_name(planned), planned.phase, planned.algorithm,
+                                        cfg=planned.cfg, spec=planned.traced)
+
+
+def _name(planned: Plan) -> str:
+    return "rl" if planned.phase is planned.cfg.rl else "sft"
 
 
 def pack(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> packing.PackShape:
     """The shape of the phase's microbatches: its longest, in which memory is largest."""
-    name = "rl" if planned.phase is planned.cfg.rl else "sft"
-    shape = setup_phases.pack_shape(name, planned.phase, planned.cfg, mesh)
+    shape = setup_phases.pack_shape(_name(planned), planned.phase, planned.cfg, mesh)
     shape = dataclasses.replace(shape, prompt_buckets=shape.prompt_buckets[-1:],
                                 completion_buckets=shape.completion_buckets[-1:], stack=1)
     return dataclasses.replace(shape, slots=slots, tokens=0) if slots else shape
 
 
-def of_rollout(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0,
-               layers: int = 0) -> rollout_programs.Programs:
+def of_rollout(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0, layers: int = 0,
+               beside: bool = False) -> rollout_programs.Programs:
     """The sampler's programs at its most slots, or at `slots`, and longest prompts; with `layers`
-    of the model's only, if given."""
+    of the model's only, if given; `beside`: at the next smaller number of slots too."""
     rollout, samples = planned.cfg.rollout, planned.phase.samples_per_prompt
     sampling = draw.Sampling(
         max_new_tokens=rollout.max_new_tokens, stop_ids=(0,), temperature=rollout.temperature,
         top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p)
     return rollout_programs.compile_programs(
         cut(planned.traced, layers), sampling, mesh, rows=min(rollout.rows or samples, samples),
-        slots=(slots or rollout.slots[-1],), buckets=planned.cfg.prompts.buckets[-1:],
+        slots=rollout.slots[-2:] if beside else (slots or rollout.slots[-1],),
+        buckets=planned.cfg.prompts.buckets[-1:],
         chunk=min(rollout.chunk, rollout.max_new_tokens), gather=rollout.gather, build=program)
+
+
+def batch_of(made: Program) -> types.TrainBatch:
+    """The microbatch, or the stack of them, that a program takes."""
+    return next(one for one in made.arguments if isinstance(one, types.TrainBatch))
 
 
 def cut(spec: specs.ModelSpec, layers: int) -> specs.ModelSpec:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jax.extend import core
 
 from dapo_jax.planning import programs
@@ -18,14 +18,29 @@ class Work:
 
     flops: float
     bytes: float  # of operands and results of the products, the least they have to move
+    saved: tuple[jax.core.ShapedArray, ...] = ()  # what blocks hand to their backward passes
 
 
-def counted(program: programs.Program) -> Work:
-    """The program's work; a loop without a fixed length counts once."""
+def counted(program: programs.Program, *, layers: int = 0, causal: bool = True) -> Work:
+    """The program's work; a loop without a fixed length counts once. `layers`: of its scan over so
+    many blocks, what each leaves for its backward pass, all layers together. `causal`: whether
+    kernels of attention leave out what no token sees."""
     with jax.sharding.use_abstract_mesh(_abstract(program)):
         jaxpr = jax.make_jaxpr(program.function)(*program.arguments)
-    flops, moved = _sum(jaxpr.jaxpr, 1)
-    return Work(flops, moved)
+    flops, moved = _sum(jaxpr.jaxpr, 1, causal)
+    return Work(flops, moved, _left_by_blocks(jaxpr.jaxpr, layers) or ())
+
+
+def _left_by_blocks(jaxpr: core.Jaxpr, layers: int) -> tuple[jax.core.ShapedArray, ...] | None:
+    """Results of the first scan of that length that are no carry; None where there is none."""
+    for equation in jaxpr.eqns:
+        params = equation.params
+        if equation.primitive.name == "scan" and params["length"] == layers:
+            return tuple(out.aval for out in equation.outvars[params["num_carry"]:])
+        for inside, _ in times_of(equation.primitive.name, params):
+            if (found := _left_by_blocks(inside, layers)) is not None:
+                return found
+    return None
 
 
 def _abstract(program: programs.Program) -> jax.sharding.AbstractMesh:
@@ -33,17 +48,17 @@ def _abstract(program: programs.Program) -> jax.sharding.AbstractMesh:
     return mesh if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.abstract_mesh
 
 
-def _sum(jaxpr: core.Jaxpr, times: int) -> tuple[float, float]:
+def _sum(jaxpr: core.Jaxpr, times: int, causal: bool) -> tuple[float, float]:
     flops = moved = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         if name == "dot_general":
             one = _product(equation)
         elif name == "pallas_call":
-            one = _kernel(equation)
+            one = _kernel(equation, causal)
         else:
             parts = times_of(name, params)
-            inner = [_sum(inside, repeats) for inside, repeats in parts]
+            inner = [_sum(inside, repeats, causal) for inside, repeats in parts]
             one = tuple(map(sum, zip(*inner))) if inner else (0.0, 0.0)
         flops, moved = flops + times * one[0], moved + times * one[1]
     return flops, moved
@@ -71,17 +86,18 @@ def _product(equation: core.JaxprEqn) -> tuple[float, float]:
     return flops, float(sum(x.size * x.dtype.itemsize for x in (left, right, out)))
 
 
-def _kernel(equation: core.JaxprEqn) -> tuple[float, float]:
-    """A causal attention kernel over all its leading axes: half of queries x keys, a product for
-    the scores and one for the mix, and five such products backward, split among its two kernels.
+def _kernel(equation: core.JaxprEqn, causal: bool) -> tuple[float, float]:
+    """An attention kernel over all its leading axes: products of queries x keys, of the causal ones
+    half of a token's own keys; one for the scores and one for the mix, and five such products
+    backward, split among its two kernels.
 
     The kernels are those of models/attention.py; a window is not taken off.
     """
     shapes = [variable.aval for variable in equation.invars if len(variable.aval.shape) >= 3
-              and np.issubdtype(variable.aval.dtype, np.floating)
-              or getattr(variable.aval.dtype, "name", "") == "bfloat16"]
+              and jnp.issubdtype(variable.aval.dtype, jnp.floating)]
     query, keys = shapes[0].shape, shapes[1].shape
     products = {1: 4, 0: 2}[len(shapes) <= 3]
-    scores = math.prod(query[:-2]) * query[-2] * (keys[-2] - query[-2] / 2)
+    seen = keys[-2] - query[-2] / 2 if causal else keys[-2]
+    scores = math.prod(query[:-2]) * query[-2] * seen
     moved = sum(x.size * x.dtype.itemsize for x in shapes)
     return 2.0 * products * scores * query[-1], float(moved)
