@@ -1,7 +1,9 @@
 """Updates of large models, compiled by the real TPU compiler for slices that are not there: bytes
 on each chip, the arrays that exist, and what the chips send each other."""
 
+import collections
 import dataclasses
+import math
 import re
 
 import jax
@@ -44,10 +46,12 @@ def lowered(mesh, function, placed, *arguments, platforms=None):
         return traced.lower(lowering_platforms=platforms)
 
 
-def shapes_of(text):
-    """Of all arrays of a program in StableHLO, "4x5xf32", or in HLO, "f32[4,5]"."""
+def shapes_of(text, every=False):
+    """Of all arrays of a program in StableHLO, "4x5xf32", or in HLO, "f32[4,5]"; `every`: equal
+    ones as often as they occur."""
     found = re.findall(r"<((?:\d+x)+)[a-z]", text) + re.findall(r"\w\[([0-9,]+)\]", text)
-    return {tuple(int(size) for size in re.split("[x,]", one) if size) for one in found}
+    shapes = [tuple(int(size) for size in re.split("[x,]", one) if size) for one in found]
+    return shapes if every else set(shapes)
 
 
 def full_update(mesh, spec, params, batch, **options):
@@ -87,16 +91,31 @@ def test_no_array_is_of_tokens_by_tokens_or_by_vocabulary(attention, found):
     assert not any(spec.vocab in shape and lengths & set(shape) for shape in shapes_of(text))
 
 
+def matrices_sent(text, spec):
+    """kind -> how many arrays of a matrix's size the collectives of that kind hand back: of a
+    block's matrices (gradients may be padded along D), and of the embedding."""
+    found = collections.Counter()
+    for line in text.splitlines():
+        kind = re.search(r" (all-gather|all-reduce|reduce-scatter)(?:-start)?\(", line)
+        if kind:
+            for shape in shapes_of(line[:kind.start()], every=True):
+                if math.prod(shape) >= spec.d_model * spec.kv_heads * spec.head_size:
+                    found[kind[1], "embedding" if spec.vocab in shape else "block"] += 1
+    return found
+
+
 def test_each_matrix_is_gathered_once_a_pass_and_each_gradient_exchanged_once():
     mesh = chips("v5e:2x2", 1, 4)
     spec, params = model(mesh, "qwen2.5-0.5b", layers=2, vocab=8192)
     batch = batch_of(mesh, packing.PackShape(4, 1, (512,), (2048,), packed=True))
     text = full_update(mesh, spec, params, batch).compile(compiler_options=OPTIONS).as_text()
-    wanted = r"= [^=]*\b8192,\d+\][^=]* (?:all-gather|all-reduce|reduce-scatter)(?:-start)?\("
-    inside, outside = (len(re.findall(wanted, part)) for part in text.split("\nENTRY"))
-    # The embedding is the head: gathered for its forward and its backward loop, exchanged once;
-    # none of it inside a loop over chunks.
-    assert inside == 0 and 2 <= outside <= 4
+    inside, outside = (matrices_sent(part, spec) for part in text.split("\nENTRY"))
+    # Query, key, value, out, gate, up, down: in the loop of the forward pass and of the backward.
+    assert inside.pop(("all-gather", "block")) == 2 * 7
+    assert sum(inside.values()) == 7, inside  # gradients; the embedding's are in no loop
+    # The embedding is the head: gathered at most for each pass of it, exchanged once.
+    assert 1 <= outside.pop(("all-gather", "embedding")) <= 2
+    assert sum(outside.values()) == 1, outside
 
 
 def test_an_adapter_of_an_8b_model_trains_on_a_slice_of_v5e():
