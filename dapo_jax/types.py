@@ -88,16 +88,24 @@ class Samples:
         return jax.tree.map(lambda column: column[rows], self)
 
 
-def no_samples(width: int) -> Samples:
-    """Zero rows of completions `width` tokens wide."""
+@_pytree
+class Episodes(Samples):
+    """Samples of several turns, the runs of `loss_mask`, whose turns are credited apart."""
+
+    turn_rewards: np.ndarray  # f32[n, K] shaped; they sum to `shaped`. 0 beyond a sample's turns
+
+
+def no_samples(width: int, *, turns: int = 0) -> Samples:
+    """Zero rows of completions `width` tokens wide; Episodes if `turns` are credited apart."""
     dtypes = {"tokens": np.int32, "loss_mask": bool, "logprobs": np.float32, "stopped": bool,
               "reward": np.float32, "shaped": np.float32, "valid": bool}
     wide = ("tokens", "loss_mask", "logprobs")
-    return Samples(**{
+    none = Samples(**{
         field.name: np.zeros((0, width) if field.name in wide else (0,),
                              dtypes.get(field.name, np.int32))
         for field in dataclasses.fields(Samples)
     })
+    return Episodes(**vars(none), turn_rewards=np.zeros((0, turns), np.float32)) if turns else none
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:

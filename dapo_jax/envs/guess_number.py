@@ -52,4 +52,5 @@ def _examples(count: int) -> list[base.Record]:
 
 ENVIRONMENT = episodes.Environment(
     "guess_number", start, step, idempotent=True, examples=_examples,
+    parts=("malformed",),
     purpose="a game: find a number by guesses that are answered with higher or lower")

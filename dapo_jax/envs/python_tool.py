@@ -75,4 +75,5 @@ def _examples(count: int) -> list[base.Record]:
 
 ENVIRONMENT = episodes.Environment(
     "python", start, step, idempotent=True, ready=_ready, examples=_examples,
+    parts=("calls", "tool_errors"),
     purpose=f"problems for code in <{CALL}></{CALL}>, run in a sandbox; its output is told")
