@@ -13,7 +13,8 @@ PACKAGE = "dapo_jax"
 FLOORS = (
     ("config", "config_*", "types", "command_line", "sweeps"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
-     "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops", "rollout.turns"),
+     "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops", "rollout.turns",
+     "rollout.parked"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
      "rollout.collect", "rollout.streaming"),
