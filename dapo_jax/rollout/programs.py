@@ -25,7 +25,7 @@ class Room:
 
     device: int  # contexts kept there
     host: int  # beside those
-    replies: tuple[int, ...]  # the ladder of C, tokens that are appended at once
+    replies: tuple[int, ...] = (16, 256)  # the ladder of C, tokens that are appended at once
 
 
 @dataclasses.dataclass(frozen=True)
