@@ -48,5 +48,5 @@ class Environment:
     bound: int = option(16, "failures in a row after which the environment is left alone")
     pause: float = option(30.0, "seconds until it is tried again")
     parked: int = option(64, "samples that wait for a reply whose keys and values the devices keep")
-    parked_host: int = option(256, "as many more whose keys and values the host keeps; those of any "
-                              "others are made again")
+    parked_host: int = option(256, "as many more whose keys and values the host keeps; those of "
+                              "any others are made again")
