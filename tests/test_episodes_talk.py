@@ -30,11 +30,10 @@ def scene(pool, **changes):
 
 def serve(talk, plan, scripts, *, limit=WIDTH):
     """Samples whose turns are texts of scripts[group][sample], cut at their budgets."""
-    rows, live = {}, {}
+    rows, live, ended = {}, {}, {}
     for group, size in zip(plan.group.tolist(), plan.size.tolist()):
         for sample in range(size):
             live[group, sample] = [], [], talk.first_budget
-            rows[group, sample] = [], [], True
     waiting = {}
     while live or waiting:
         ends = []
@@ -44,7 +43,7 @@ def serve(talk, plan, scripts, *, limit=WIDTH):
             drawn = TOKENIZER.encode(scripts[key[0]][key[1]][turn])[:budget - len(tokens)]
             stopped = TOKENIZER.decode(drawn).endswith("\n")
             tokens, mask = tokens + drawn, mask + [True] * len(drawn)
-            waiting[key] = tokens, mask
+            waiting[key], ended[key] = (tokens, mask), stopped
             ends.append(turns.Ended(*key, 0, 0, turn, np.array(drawn, np.int32),
                                     np.full(len(drawn), -1, np.float32), len(tokens), stopped))
         talk.ended(ends)
@@ -59,18 +58,18 @@ def serve(talk, plan, scripts, *, limit=WIDTH):
                 assert len(told[0]) < reply.budget <= limit
                 live[key] = (*told, reply.budget)
     assert talk.waiting() == 0
-    return _samples(plan, rows)
+    return _samples(rows, ended)
 
 
-def _samples(plan, rows):
-    keys, size = list(rows), (len(rows), WIDTH)
+def _samples(rows, ended):
+    keys, size = sorted(rows), (len(rows), WIDTH)
     tokens, mask = np.zeros(size, np.int32), np.zeros(size, bool)
     for row, key in enumerate(keys):
         tokens[row, :len(rows[key][0])], mask[row, :len(rows[key][1])] = rows[key][:2]
-    whole, zeros = len(keys), np.zeros(len(keys), np.int32)
+    zeros = np.zeros(len(keys), np.int32)
     return types.Samples(
         tokens, mask, np.where(mask, -1, 0).astype(np.float32),
-        np.array([len(rows[key][0]) for key in keys], np.int32), np.ones(whole, bool),
+        np.array([len(rows[key][0]) for key in keys], np.int32), np.array([ended[k] for k in keys]),
         zeros.astype(np.float32), zeros.astype(np.float32),
         np.array([rows[key][2] for key in keys]), np.array([key[0] for key in keys], np.int32),
         zeros, zeros, np.array([key[1] for key in keys], np.int32), zeros)
@@ -131,6 +130,7 @@ def test_limits_of_tokens_and_turns_truncate_without_failing(calculated):
     assert [len(one.turns) for one in found.episodes] == [2, 1]
     samples, found = played(calculated, [[["1" * 70]]])  # cut at the limit, and scored as it is
     assert (found.ends, samples.length.tolist()) == (("done",), [WIDTH])
+    assert not samples.stopped.any()
 
 
 def test_a_turn_has_its_own_limit_of_tokens(calculated):

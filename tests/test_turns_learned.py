@@ -25,7 +25,7 @@ def samples(**changes):
         np.float32), **changes)
 
 
-def prepared(made, algorithm, discount=None):
+def prepared(made, algorithm, discount=1.0):
     (work,) = step.prepare(made, algorithm=algorithm, updates=1, step=1, table=TABLE, shape=SHAPE,
                            max_length=WIDTH, discount=discount)
     (batch,) = work.batches

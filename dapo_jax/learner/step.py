@@ -21,12 +21,12 @@ class Work:
 def prepare(
     samples: types.Samples, *, algorithm: algorithms.Algorithm, updates: int, step: int,
     table: types.PromptTable, shape: packing.PackShape, max_length: int,
-    chosen: np.ndarray | None = None, discount: float | None = None,
+    chosen: np.ndarray | None = None, discount: float = 1.0,
 ) -> list[Work]:
     """The step's mini-batches, whole groups each. Advantages are made over the whole batch, weights
     over each mini-batch; one without a loss token is left out (it would change nothing but the
     optimizer's memory). `chosen` bool[n]: rows that are learned from, all if None; the others
-    count in the advantages' statistics only. `discount`: types.Episodes, credited by turn."""
+    count in the advantages' statistics only. `discount`: by turn, of types.Episodes."""
     advantage = _advantages(samples, algorithm, discount)
     if chosen is not None:
         samples, advantage = samples.take(chosen), advantage[chosen]
@@ -50,14 +50,13 @@ def prepare(
 
 
 def _advantages(
-    samples: types.Samples, algorithm: algorithms.Algorithm, discount: float | None
+    samples: types.Samples, algorithm: algorithms.Algorithm, discount: float
 ) -> np.ndarray:
-    """f32[n], of a sample; with a discount f32[n, T], each turn's own, 0 where nothing was sampled.
-    """
+    """f32[n], of a sample; of types.Episodes f32[n, T], its turn's, 0 where nothing was sampled."""
     of_samples = advantages.ADVANTAGES[algorithm.advantage]
     given = {"valid": samples.valid, "lengths": samples.loss_mask.sum(axis=1),
              "settings": algorithms.advantage_settings(algorithm)}
-    if discount is None:
+    if not isinstance(samples, types.Episodes):
         return of_samples(samples.shaped, samples.group, **given)
     turn = turns.turn_numbers(samples.loss_mask)
     count = turn.max(axis=1, initial=turns.OUTSIDE) + 1

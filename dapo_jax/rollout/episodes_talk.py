@@ -21,6 +21,7 @@ from dapo_jax.rollout import turns
 from dapo_jax.text import replies
 
 DONE, TURNS, TOKENS, FAILED = "done", "turns", "tokens", "failed"  # why an episode is over
+SHOWN = ("demonstration", "demonstration_segments")  # of a record: no part of the problem
 _SERIAL = itertools.count()  # tells calls of a round from those of an earlier one that are late
 
 Key = tuple[int, int]  # group, sample
@@ -96,7 +97,8 @@ def begin(
     for group, prompt, size, begun, limit in zip(
             plan.group.tolist(), plan.prompt.tolist(), plan.size.tolist(), first.tolist(),
             limits.tolist(), strict=True):
-        record = table.records[prompt]
+        record = {name: value for name, value in table.records[prompt].items()
+                  if name not in SHOWN}
         for sample in range(begun, begun + size):
             seed = episodes.seed(scene.seed, step=step, group=group, sample=sample)
             live[group, sample] = Live(episode_play.Episode(scene.pool.name, record, seed),
@@ -118,7 +120,7 @@ def talk(desk: Desk) -> turns.Talk:
 
 def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
            ) -> tuple[types.Samples, Played]:
-    """The samples, with `stopped` where the environment ended the episode, and their episodes.
+    """The samples, `stopped` only where the environment ended the episode, and their episodes.
 
     `before` are the pool's failures when the round began. A sample whose tokens are not those of
     its episode is invalid: its log-probs would be of something else.
@@ -133,7 +135,7 @@ def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
             _fail(live, "turn", "the sample's tokens are not those of its turns and replies")
     known = desk.scene.pool.failures
     return dataclasses.replace(
-        samples, stopped=np.array([live.end == DONE for live in lives], bool)), Played(
+        samples, stopped=samples.stopped & [live.end == DONE for live in lives]), Played(
         tuple(live.episode for live in lives), tuple(live.end for live in lives),
         np.array([live.told for live in lives], np.int32), np.array(desk.latency),
         *(known[name] - before[name] for name in ("retries", "refused")))
