@@ -85,6 +85,7 @@ def prepare(cfg: config.Config, *, only: str = "") -> Parts:
     nor restores a run.
     """
     model = open_model(cfg)
+    setup_environment.check(cfg, model.tokenizer)
     chat = chats.configured(cfg.tokenizer, model.tokenizer)
     tables, counts = dict.fromkeys(sources.SPLITS, types.PromptTable((), (), ())), {}
     for split in (only,) if only else sources.SPLITS:
@@ -95,7 +96,6 @@ def prepare(cfg: config.Config, *, only: str = "") -> Parts:
     _check_context(cfg, tables.values())
     phases = () if only else setup_phases.phases(cfg, tables["train"], model.mesh, model.spec)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
-    setup_environment.check(cfg, model.tokenizer)
     if not cfg.environment.name:
         rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
     return Parts(**vars(model), reward=reward, train_table=tables["train"],
