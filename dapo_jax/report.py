@@ -108,8 +108,17 @@ def _shown(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     reward = "failed" if row.get("valid") is False else _number(row.get("reward"))
     return {"place": place, "right": _right(row), "reward": reward,
             "length": row.get("length", "–"), "stopped": words[row.get("stopped")],
-            "kept": words[row.get("kept")],
+            "kept": words[row.get("kept")], **_turns(row.get("episode")),
             **{name: row.get(name) for name in ("prompt", "completion", "answer")}}
+
+
+def _turns(episode: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the page shows of an episode in place of its completion."""
+    if not episode:
+        return {"turns": (), "failure": ""}
+    last = ({"text": episode["last_text"], "reply": "", "done": True},) * bool(episode["last_text"])
+    return {"turns": (*episode["turns"], *last),
+            "failure": episode["failure"] and f"{episode['failure']}: {episode['message']}"}
 
 
 # ------------------------------------------------------------------------------------------ summary

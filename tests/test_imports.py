@@ -22,7 +22,8 @@ FLOORS = (
     ("setup", "setup_adapter", "setup_environment", "setup_phases", "phases", "planning.*"),
     ("evaluate", "calibration"),
     ("journal",),
-    ("train", "report", "export", "generate", "profile_prompts", "simulate", "plan"),
+    ("train", "report", "export", "generate", "profile_prompts", "simulate", "plan",
+     "replay_episodes"),
     ("bench", "studies.*", "reproduce", "sweep", "self_test",
      "doctor"),
 )

@@ -18,10 +18,12 @@ TEMPLATE = """<!doctype html>
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light dark; --ink: #1c2128; --faint: #5d6673; --paper: #fff; --line: #d9dde3;
-  --card: #f6f7f9; --right: #1f7a3f; --wrong: #b0372f; --control: #a05a00; }
+  --card: #f6f7f9; --right: #1f7a3f; --wrong: #b0372f; --control: #a05a00;
+  --told: #ece4f6; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e3e6ea; --faint: #9aa3af; --paper: #16191d; --line: #343a42; --card: #1f2329;
-    --right: #62c587; --wrong: #f0857c; --control: #e0a458; } }
+    --right: #62c587; --wrong: #f0857c; --control: #e0a458;
+    --told: #35293f; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem; }
@@ -40,6 +42,7 @@ th, td { border-bottom: 1px solid var(--line); padding: .35rem .7rem; text-align
 th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 .text { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
   min-width: 10rem; max-width: 34rem; }
+.told { background: var(--told); }
 .right { color: var(--right); } .wrong { color: var(--wrong); } .control { color: var(--control); }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 6px;
   padding: .5rem .8rem; margin: .6rem 0; }
@@ -79,13 +82,19 @@ found in it: {{ run.name }}/{{ run.evaluation.page }}.{% endif %}</p>
 {% endfor %}</table></div>
 {% endif %}{% endfor %}
 <h2>Sample completions</h2>
+{% if runs | map(attribute="samples") | sum(start=()) | selectattr("turns") | list %}<p>What the
+model was told between its turns stands on <span class="told">this ground</span>.</p>{% endif %}
 {% for run in runs %}{% if run.samples %}
 {% if runs | length > 1 %}<h3>{{ run.name }}</h3>{% endif %}
 <div class="wide"><table>
 <tr><th>step</th><th>prompt</th><th>completion</th><th>answer</th><th>reward</th><th>tokens</th>
 <th>stopped</th><th>kept</th></tr>
 {% for row in run.samples %}<tr><td>{{ row.place }}</td>
-<td class="text">{{ row.prompt | visible }}</td><td class="text">{{ row.completion | visible }}</td>
+<td class="text">{{ row.prompt | visible }}</td>
+<td class="text">{% for turn in row.turns %}{{ turn.text | visible }}{% if turn.reply and not
+turn.done %}<span class="told">{{ turn.reply | visible }}</span>{% endif %}
+{%- else %}{{ row.completion | visible }}{% endfor %}{% if row.failure %} <span class="control">
+{{- row.failure | visible }}</span>{% endif %}</td>
 <td class="text">{{ row.answer | visible }}</td>
 <td class="{{ 'right' if row.right else 'wrong' }}">{{ row.reward }}</td>
 <td>{{ row.length }}</td><td>{{ row.stopped }}</td><td>{{ row.kept }}</td></tr>
@@ -105,8 +114,9 @@ def render(*, title: str, subtitle: str, runs: Sequence[Mapping[str, Any]],
     """The page as text.
 
     A run has name, summary (label to text), notes, samples (rows with place, prompt, completion,
-    answer, reward, right, length, stopped, kept), evaluation (None, or step, samples, head and
-    rows of a table, page) and config (text); a plot has title, note and image (PNG bytes).
+    answer, reward, right, length, stopped, kept, turns, failure), evaluation (None, or step,
+    samples, head and rows of a table, page) and config (text); a plot has title, note and image
+    (PNG bytes).
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["visible"] = _visible
