@@ -211,6 +211,10 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
         values |= _text_metrics(rounds) | _part_metrics(rounds)
         if rounds[0].played:
             values |= episodes_log.metrics([one.played for one in rounds])
+            values |= {"time/idle_share": collected.use.idle / max(collected.seconds["rollout"],
+                                                                   1e-9),
+                       "turns/parked": collected.use.parked + collected.use.parked_host,
+                       "turns/rerun_tokens": collected.use.rerun_tokens}
         values |= {"sampling/row_use": collected.use.row_use,
                    "sampling/chunks": collected.use.chunks}
         tokens = sum(int(one.samples.length.sum()) for one in rounds)

@@ -23,7 +23,7 @@ def finals(played: episodes_talk.Played) -> list[str]:
 
 
 def metrics(rounds: Sequence[episodes_talk.Played]) -> dict[str, float]:
-    """Turns, tools, failures and latency over a step's rounds."""
+    """Turns, tools, failures and latency over a step's rounds; latency is in seconds."""
     found = [one for played in rounds for one in played.episodes]
     ends = [end for played in rounds for end in played.ends]
     taken = np.array([len(one.turns) for one in found])
@@ -42,7 +42,7 @@ def metrics(rounds: Sequence[episodes_talk.Played]) -> dict[str, float]:
     values |= {f"turns/ended_{end}": float(np.mean([one == end for one in ends]))
                for end in (episodes_talk.DONE, episodes_talk.TURNS, episodes_talk.TOKENS)}
     for share in (50, 95):
-        values[f"environment/p{share}"] = (
+        values[f"time/environment_p{share}"] = (
             float(np.percentile(latency, share)) if len(latency) else math.nan)
     return values
 

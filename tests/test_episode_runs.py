@@ -1,0 +1,101 @@
+"""Whole runs that play episodes: learned from, evaluated, resumed, and under chaos."""
+
+import collections
+import json
+import statistics
+
+import numpy as np
+import pytest
+import runs
+from test_setup_environment import CALCULATOR
+
+from dapo_jax import command_line, replay_episodes
+from dapo_jax.runtime import samples_log
+
+pytestmark = pytest.mark.slow
+EPISODES = CALCULATOR | {
+    "environment.name": "talk_environments:CHAOTIC", "environment.turns": 3,
+    "environment.memory_mb": 1000, "environment.bound": 1000, "sft.steps": 0, "eval.every": 0,
+    "rollout.max_new_tokens": 16, "rollout.slots": (8,), "tokenizer.alphabet": "0123456789*=\n",
+    "task.operators": "*", "eval.greedy": False}
+# They depend on how fast replies come, as time/* does.
+TIMED = ("sampling/row_use", "sampling/chunks", "turns/parked", "turns/rerun_tokens")
+TURNS = EPISODES | {"environment.credit": "discounted", "environment.discount": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    monkeypatch.setenv("CHAOS_CALM", "1")
+    monkeypatch.setenv("CHAOS_SECONDS", "0.001")
+    runs.reuse_programs(monkeypatch)
+
+
+def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path, capsys):
+    changes = TURNS | {"rl.steps": 4}
+    assert runs.run(tmp_path / "whole", changes) == command_line.DONE
+    assert runs.run(tmp_path / "cut", changes | {"rl.steps": 2}) == command_line.DONE
+    assert runs.run(tmp_path / "cut", changes) == command_line.DONE
+    without = lambda lines: [{name: value for name, value in line.items()  # noqa: E731
+                              if name not in TIMED}
+                             for line in lines]
+    assert without(runs.exact(tmp_path / "cut")) == without(runs.exact(tmp_path / "whole"))
+    runs.assert_same_state(*(runs.state(tmp_path / name, changes) for name in ("cut", "whole")))
+    paths = samples_log.paths(tmp_path / "whole", "step")
+    assert replay_episodes.main([str(path) for path in paths]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] > 50
+    last = runs.steps(tmp_path / "whole")[-1]
+    assert last["turns/mean"] == 2 and last["compiles"] == 0 and last["policy/updates"] == 1
+    assert last["policy/ratio_mean"] == pytest.approx(1, abs=1e-4)  # sampler against trainer
+    assert last["mismatch/max"] < 1e-4
+
+
+def test_a_tool_is_called_in_training_and_in_evaluation(tmp_path):
+    changes = CALCULATOR | {"sft.steps": 40, "rl.steps": 1, "eval.every": 0, "rollout.slots": (8,),
+                            "environment.turns": 3}
+    assert runs.run(tmp_path, changes) == command_line.DONE
+    (line,) = runs.steps(tmp_path)
+    assert line["turns/mean"] >= 1 and line["compiles"] == 0
+    (path,) = samples_log.paths(tmp_path, "eval")[-1:]
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    assert {row["mode"] for row in rows} == {"sampled", "greedy"}
+    assert all(row["episode"]["turns"] for row in rows)
+    assert (tmp_path / "eval" / "step_000041.html").read_text().count("neither scored") == 1
+
+
+CHAOS_STEPS = 200
+
+
+def test_chaos_costs_neither_the_run_nor_its_learning(tmp_path, monkeypatch):
+    """A latency of 50 ms in the median, 0.2 s at the 95th percentile: a tenth of the real ones, as
+    are the limits of time, so that 200 steps take minutes."""
+    changes = EPISODES | {
+        "rl.steps": CHAOS_STEPS, "environment.workers": 8, "environment.timeout": 1.5,
+        "environment.seconds": 6.0, "checkpoint.every": 0}
+    monkeypatch.setenv("CHAOS_SECONDS", "0.05")
+    assert runs.run(tmp_path / "calm", changes) == command_line.DONE
+    monkeypatch.setenv("CHAOS_CALM", "0")
+    assert runs.run(tmp_path / "chaos", changes) == command_line.DONE
+    calm, chaos = (runs.steps(tmp_path / name) for name in ("calm", "chaos"))
+    assert len(calm) == len(chaos) == CHAOS_STEPS
+    kinds = collections.Counter()
+    for step, line in enumerate(chaos, start=1):
+        rows = runs.rollouts(tmp_path / "chaos", step)
+        failed = collections.Counter(row["episode"]["failure"] for row in rows
+                                     if row["episode"]["failure"])
+        assert sum(failed.values()) == line["invalid/env_error"] == sum(
+            not row["valid"] for row in rows)
+        assert all(line[f"invalid/kind_{kind}"] == count for kind, count in failed.items())
+        kinds += failed
+    total = sum(line["sampling/samples"] for line in chaos)
+    first, second = 0.1, 0.9 * 0.1  # raised in the first turn of two, or in the second
+    assert kinds["error"] / total == pytest.approx(first + 0.8 * 0.1, abs=0.03), kinds
+    assert kinds["timeout"] / total == pytest.approx(0.05 + 0.8 * 0.05, abs=0.03), (kinds, second)
+    slowest = max(line["time/rollout"] for line in chaos)
+    assert slowest < 6.0 * chaos[0]["sampling/rounds"] * 4
+    learned = [statistics.mean(line["reward/mean"] for line in lines[-20:])
+               for lines in (calm, chaos)]
+    spread = np.std([line["reward/mean"] for line in calm[-20:]]) / 20 ** 0.5
+    assert abs(learned[0] - learned[1]) < 4 * max(spread, 0.02), learned
+    speed = [sum(line["sampling/samples"] for line in lines) / sum(
+        line["time/rollout"] for line in lines) for lines in (calm, chaos)]
+    assert speed[1] >= 0.7 * speed[0], speed
