@@ -46,12 +46,13 @@ def talk(script, *, delay=lambda: 0, log=None, failed=lambda ended: False):
             one[0] -= step
         due = sorted((one for one in held if one[0] <= 0), key=lambda one: one[0])
         held[:] = [one for one in held if one[0] > 0]
-        return [_answer(script, one, failed) for _, one in due]
+        return [answer(script, one, failed) for _, one in due]
 
     return turns.Talk(ended, replies, lambda: len(held), script.turn_budget)
 
 
-def _answer(script, ended, failed):
+def answer(script, ended, failed=lambda ended: False):
+    """The turns.Reply to a turn."""
     tokens = None if failed(ended) else reply(script, ended)
     if tokens is None:
         return turns.Reply(ended.group, ended.sample, np.zeros(0, np.int32), over=True, budget=0,

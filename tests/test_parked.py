@@ -16,7 +16,7 @@ TABLE = tiny.table()
 ROOT = jax.random.key(7)
 NOBODY = SLOTS  # a slot beyond all
 CLOCK = RING - 2  # at first: what the first chunk writes lies at both ends of the ring
-SPEC = dataclasses.replace(tiny.SPEC, sliding=(True, False), sliding_window=3)
+SPEC = dataclasses.replace(tiny.SPEC, layers=1, sliding=(True,), sliding_window=6)
 
 
 @functools.lru_cache
@@ -39,7 +39,7 @@ def programs():
 
 @pytest.fixture(scope="module")
 def params():
-    return tiny.params()
+    return tiny.params(SPEC)
 
 
 def column(*values, fill=0):

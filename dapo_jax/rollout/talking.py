@@ -1,9 +1,9 @@
 """Samples of several turns: the host loop around the device's slots, with environments beside it.
 
 A turn ends in a slot as a sample does in engine.py, and the slot takes up other work. After each
-chunk the contexts of turns that ended are parked and the turns handed over; samples whose reply has
-come go on in free slots, before any that have not begun. So the device waits for an environment
-only when all samples do.
+chunk the contexts of turns that ended are parked; samples whose reply has come go on in free slots,
+before any that have not begun. The turns are handed over while the device draws the next chunk. So
+the device waits for an environment only when all samples do.
 """
 
 import dataclasses
@@ -46,6 +46,7 @@ class State:
     lobby: lobbies.Lobby
     pool: types.Parked
     clock: int = 0  # the ring's next column
+    ended: tuple[turns.Ended, ...] = ()  # that are not handed over yet
     use: engines.Use = engines.Use()
 
 
@@ -89,7 +90,7 @@ def serve(
         if state.hall.occupied:
             state = _parked(setting, *_drawn(setting, state))
         elif state.lobby.contexts:
-            state, replies = _awaited(talk, state)
+            state, replies = _awaited(talk, _handed_over(talk, state))
             finished = np.concatenate([finished, _answered(state, replies)])
         elif not len(finished):
             break
@@ -141,13 +142,20 @@ def _drawn(setting: Setting, state: State) -> tuple[State, types.Chunk]:
     """A chunk, which the host waits for: turns that end in it are parked before the next."""
     hall, (chunk, _) = engines.launch(setting.engine, setting.weights, state.hall, setting.root,
                                       waiting=bool(state.hall.waiting or state.lobby.ready))
+    state = _handed_over(setting.talk, dataclasses.replace(state, hall=hall))
     chunk = mesh_lib.fetch(chunk)
     use = engines.counted(setting.engine, state.use, chunk, len(hall.seats))
-    return dataclasses.replace(state, hall=hall, use=use), chunk
+    return dataclasses.replace(state, use=use), chunk
+
+
+def _handed_over(talk: turns.Talk, state: State) -> State:
+    if state.ended:
+        talk.ended(state.ended)
+    return dataclasses.replace(state, ended=())
 
 
 def _parked(setting: Setting, state: State, chunk: types.Chunk) -> State:
-    """What the chunk drew, in the ledger; the turns that ended, parked and handed over."""
+    """What the chunk drew, in the ledger; and the turns that ended, parked."""
     engine, hall, ledger = setting.engine, state.hall, state.ledger
     drawn = ledgers.fill(ledger, chunk, hall.seats, stop_ids=engine.sampling.stop_ids)
     ring = engine.programs.parking.ring
@@ -155,12 +163,10 @@ def _parked(setting: Setting, state: State, chunk: types.Chunk) -> State:
                                    table=setting.table)
     pool, use = parking.park(engine, hall.slots, state.lobby, state.pool, size=len(hall.seats),
                              leaving=leaving, use=state.use)
-    if ended:
-        setting.talk.ended(ended)
     seats = np.where(chunk.free, seating.NOBODY, hall.seats)
     clock = (state.clock + int(chunk.steps)) % ring
     return dataclasses.replace(state, hall=dataclasses.replace(hall, seats=seats), pool=pool,
-                               use=use, clock=clock)
+                               use=use, clock=clock, ended=tuple(ended))
 
 
 def _awaited(talk: turns.Talk, state: State) -> tuple[State, list[turns.Reply]]:
