@@ -6,6 +6,7 @@ import time
 
 from dapo_jax.envs import episodes
 
+TOLD = "x"
 REPLIES = {"bad reply": "\u00e4", "empty": ""}
 
 
@@ -67,3 +68,16 @@ def fate_of(seed, turn):
 
 
 CHAOTIC = episodes.Environment("chaotic", chaotic_start, chaotic_step)
+
+
+def echo_start(record, seed):
+    """The state is nothing."""
+    return None, episodes.told(record["prompt"])
+
+
+def echo_step(state, text):
+    """Tells the text's own number of characters in x; a text that ends in a full stop is last."""
+    return episodes.Turn(TOLD * (1 + len(text) % 5), 1.0, text.endswith("."), None)
+
+
+ECHO = episodes.Environment("echo", echo_start, echo_step)

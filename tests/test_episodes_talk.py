@@ -25,7 +25,8 @@ CALL, ANSWER = "<calc>12*34</calc>\n", "408\n"
 def scene(pool, **changes):
     return episodes_talk.Scene(
         pool, replies.encoder(TOKENIZER, None, role=""), TOKENIZER.decode,
-        **{"weights": parts.Weights(), "seed": 0, "turns": 4, "turn_tokens": 0, "seconds": 30.0, **changes})
+        **{"weights": parts.Weights(), "seed": 0, "turns": 4, "turn_tokens": 0, "seconds": 30.0,
+           **changes})
 
 
 def serve(talk, plan, scripts, *, limit=WIDTH):
