@@ -4,6 +4,7 @@ import collections
 import json
 import statistics
 
+import jax
 import numpy as np
 import pytest
 import runs
@@ -35,11 +36,16 @@ def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path
     assert runs.run(tmp_path / "whole", changes) == command_line.DONE
     assert runs.run(tmp_path / "cut", changes | {"rl.steps": 2}) == command_line.DONE
     assert runs.run(tmp_path / "cut", changes) == command_line.DONE
-    without = lambda lines: [{name: value for name, value in line.items()  # noqa: E731
-                              if name not in TIMED}
-                             for line in lines]
-    assert without(runs.exact(tmp_path / "cut")) == without(runs.exact(tmp_path / "whole"))
-    runs.assert_same_state(*(runs.state(tmp_path / name, changes) for name in ("cut", "whole")))
+    # Where a reply found its sample a slot changes the last bits of log-probs, and no more.
+    for one, other in zip(runs.exact(tmp_path / "whole"), runs.exact(tmp_path / "cut"),
+                          strict=True):
+        for name in set(one) - set(TIMED):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    first, second = (runs.state(tmp_path / name, changes) for name in ("cut", "whole"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+                 first, second)
+    assert [said(tmp_path / "cut", step) for step in range(1, 5)] == [
+        said(tmp_path / "whole", step) for step in range(1, 5)]
     paths = samples_log.paths(tmp_path / "whole", "step")
     assert replay_episodes.main([str(path) for path in paths]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] > 50
@@ -47,6 +53,11 @@ def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path
     assert last["turns/mean"] == 2 and last["compiles"] == 0 and last["policy/updates"] == 1
     assert last["policy/ratio_mean"] == pytest.approx(1, abs=1e-4)  # sampler against trainer
     assert last["mismatch/max"] < 1e-4
+
+
+def said(workdir, step):
+    return [(row["group"], row["sample"], row["completion"], row["reward"])
+            for row in runs.rollouts(workdir, step)]
 
 
 def test_a_tool_is_called_in_training_and_in_evaluation(tmp_path):
