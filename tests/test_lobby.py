@@ -18,13 +18,20 @@ def no_device(monkeypatch):
     """What is put stays as it is: the fake device is numpy. The host never holds more than it may.
     """
     monkeypatch.setattr(mesh_lib, "put", lambda tree, sharding: tree)
-    hold = lobby.hold
+    hold, new = lobby.hold, lobby.new
 
     def bounded(state, one, context):
         hold(state, one, context)
         assert lobby.holds(state) <= state.host
 
+    def kept(*of, **named):
+        made.append(new(*of, **named))
+        return made[-1]
+
+    made = []
     monkeypatch.setattr(lobby, "hold", bounded)
+    monkeypatch.setattr(lobby, "new", kept)
+    return made
 
 
 def prompts(count, seed=0):
@@ -68,8 +75,8 @@ def play(seed, *, groups, **changes):
     """Random groups, budgets, delays, room and slots."""
     rng = np.random.default_rng(seed)
     parts = int(rng.choice([1, 1, 4]))
-    sizes = sorted({int(rng.integers(1, 5)) * parts, int(rng.integers(5, 12)) * parts})
-    room = programs.Room(int(rng.integers(0, 12)), int(rng.integers(0, 8)), (2, 8))
+    sizes = sorted({int(rng.integers(1, 5)) * parts, int(rng.integers(16, 33)) // parts * parts})
+    room = programs.Room(int(rng.integers(0, 24)), int(rng.integers(0, 12)), (2, 8))
     engine = fake_device.made(**{"slots": sizes, "new": NEW, "room": room, "parts": parts,
                                  "chunk": int(rng.integers(1, 9)), "share": 4} | changes)
     table = prompts(groups, seed)
@@ -90,10 +97,14 @@ def play(seed, *, groups, **changes):
     return served
 
 
-def test_tokens_in_are_tokens_out_whatever_waits_where():
-    uses = [play(seed, groups=12).use for seed in range(8)]
+def test_tokens_in_are_tokens_out_whatever_waits_where(no_device):
+    uses = [play(seed, groups=16).use for seed in range(8)]
     for name in ("parked", "parked_host", "unkept", "rerun_tokens", "reply_tokens"):
         assert sum(getattr(use, name) for use in uses), name
+    for one in no_device:  # nothing is kept of samples that are over
+        assert not one.contexts and not one.ready
+        assert all(sorted(free) == list(range(len(free))) for free in one.free)
+    assert sum(len(free) for one in no_device for free in one.free) > 20
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ def _extended(
     """The pool with all keys but those of last tokens, a piece of the ladder at a time."""
     ladder = engine.programs.parking.extend
     done = {place: one.context.keys for place, one in batch}
-    while longest := max(len(one.tokens) - 1 - done[place] for place, one in batch):
+    while (longest := max(len(one.tokens) - 1 - done[place] for place, one in batch)) > 0:
         width = next((size for size in ladder if size >= longest), max(ladder))
         tokens = np.zeros((engine.programs.admitted, width), np.int32)
         start, count = _column(engine, [], []), _column(engine, [], [])
