@@ -83,8 +83,8 @@ class Tokenizer:
 @dataclasses.dataclass(frozen=True)
 class Task:
     name: str = option("arithmetic", "what is asked and how it is scored",
-                       ("arithmetic", "columns", "countdown", "reasoning_gym", "math",
-                        "multiple_choice", "jsonl"))
+                       ("arithmetic", "columns", "countdown", "environment", "reasoning_gym",
+                        "math", "multiple_choice", "jsonl"))
     dataset: str = option("", "reasoning_gym: the data set (python -m dapo_jax.envs lists them), "
                           "or several with commas between them")
     options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "

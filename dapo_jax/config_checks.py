@@ -145,7 +145,7 @@ def _check_best(cfg: config.Config) -> None:
 
 # Fields of files; fields that only some tasks read.
 _OF_FILES = ("train_path", "eval_path", "train_sources", "eval_sources", "where")
-_DRAWN = ("arithmetic", "columns", "countdown", "reasoning_gym")
+_DRAWN = ("arithmetic", "columns", "countdown", "environment", "reasoning_gym")
 _READ_BY = {**dict.fromkeys(_OF_FILES, ("math", "multiple_choice", "jsonl")),
             "options": ("countdown", "reasoning_gym"), "dataset": ("reasoning_gym",),
             "shots": ("arithmetic", "countdown", "reasoning_gym")}

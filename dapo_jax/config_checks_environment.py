@@ -10,7 +10,7 @@ def check(cfg: config.Config) -> None:
     """Refuse what an environment cannot be together with, and its settings without one."""
     own = cfg.environment
     if not own.name:
-        _alone(own)
+        _alone(cfg)
         return
     if cfg.rollout.mode != "rounds":
         _refuse(f"config.rollout.mode = {cfg.rollout.mode!r} knows completions of one turn only",
@@ -38,7 +38,11 @@ def check(cfg: config.Config) -> None:
                 "does not say whose message a reply is", "set it to 'user' or 'tool'")
 
 
-def _alone(own: config.Environment) -> None:
+def _alone(cfg: config.Config) -> None:
+    own = cfg.environment
+    if cfg.task.name == "environment":
+        _refuse("config.task.name = 'environment' asks for an environment's own problems, but "
+                "there is none", "set config.environment.name")
     for name in ("role", "credit", "discount", "turn_tokens"):
         if getattr(own, name) != getattr(config.Environment(), name):
             _refuse(f"config.environment.{name} = {getattr(own, name)!r} has no effect without an "

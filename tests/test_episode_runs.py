@@ -39,7 +39,8 @@ def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path
     # Where a reply found its sample a slot changes the last bits of log-probs, and no more.
     for one, other in zip(runs.exact(tmp_path / "whole"), runs.exact(tmp_path / "cut"),
                           strict=True):
-        for name in set(one) - set(TIMED):
+        assert other.keys() == one.keys() and other["phase"] == one["phase"]
+        for name in set(one) - {"phase", *TIMED}:
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
     first, second = (runs.state(tmp_path / name, changes) for name in ("cut", "whole"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),

@@ -102,7 +102,7 @@ def test_calls_without_end_end():
 
 
 def test_problems_of_the_splits_do_not_meet():
-    for make in (calculator.records, python_tool.records):
+    for make in (calculator.records, guess_number.records, python_tool.records):
         train, held = ({one["prompt"] for one in make(seed=0, split=split, count=200)}
                        for split in ("train", "eval"))
         assert train and held and not train & held

@@ -27,6 +27,7 @@ def configured(**changes):
     ({"environment.discount": 0.9}, "no effect on terminal credit"),
     ({"task.chat": True}, "whose message a reply is: set it to 'user'"),
     ({"environment.name": "", "environment.credit": "discounted"}, "without an environment"),
+    ({"environment.name": "", "task.name": "environment"}, "set config.environment.name"),
     ({"environment.turns": 0}, "environment.turns is 0; it must be at least 1"),
     ({"environment.seconds": 0.0}, "environment.seconds"),
     ({"environment.credit": "best"}, "allowed: terminal, discounted")])
@@ -44,6 +45,16 @@ def test_contradictions_are_refused_with_what_to_do(changes, message):
 def test_what_cannot_be_played_is_refused_before_anything_is_compiled(changes, message):
     with pytest.raises(config.ConfigError, match=message):
         setup.prepare(configured(**changes))
+
+
+@pytest.mark.parametrize("name", ["calculator", "python", "guess_number"])
+def test_an_environment_brings_its_own_problems(name):
+    parts = setup.prepare(runs.configure(CALCULATOR | {
+        "environment.name": name, "task.name": "environment", "task.operators": "+",
+        "tokenizer.kind": "bytes", "prompts.buckets": (256,), "sft.steps": 0}))
+    assert len(parts.train_table) == 60 and len(parts.eval_table) == 6
+    asked = {record["prompt"] for record in parts.train_table.records}
+    assert not asked & {record["prompt"] for record in parts.eval_table.records}
 
 
 def test_a_run_without_an_environment_is_scored_by_a_pool():

@@ -46,10 +46,6 @@ def _result(call: str) -> str:
         return f"error: {error}"
 
 
-def _examples(count: int) -> list[base.Record]:
-    return records(seed=0, split="train", count=count)
-
-
 def _shown(record: Mapping[str, Any]) -> list[str]:
     """The question as a call, a line, then the answer, another: lines are where a turn ends."""
     question = record["prompt"].rsplit("\n", 1)[-1].strip().removesuffix("=").strip()
@@ -57,6 +53,6 @@ def _shown(record: Mapping[str, Any]) -> list[str]:
 
 
 ENVIRONMENT = episodes.Environment(
-    "calculator", start, step, idempotent=True, examples=_examples,
+    "calculator", start, step, idempotent=True, records=records,
     parts=("calls", "tool_errors"), shown=_shown,
     purpose=f"products too long to do without <{CALL}>12*34</{CALL}>, whose result is told")
