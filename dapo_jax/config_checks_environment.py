@@ -30,6 +30,10 @@ def check(cfg: config.Config) -> None:
         _refuse(f"config.environment.turn_tokens = {own.turn_tokens} is more than all of an "
                 f"episode, config.rollout.max_new_tokens = {cfg.rollout.max_new_tokens}",
                 "lower it, or set it to 0")
+    predictor = cfg.dynamic_sampling.predictor
+    if predictor.kind == "cost_optimal" and not predictor.round_cost:
+        _refuse("config.dynamic_sampling.predictor.kind = 'cost_optimal' measures what completions "
+                "of one turn cost, not episodes", "set round_cost and prompt_cost too")
     if own.credit == "terminal" and own.discount != 1:
         _refuse(f"config.environment.discount = {own.discount:g} has no effect on terminal credit",
                 "set config.environment.credit to 'discounted'")

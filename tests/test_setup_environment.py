@@ -23,6 +23,7 @@ def configured(**changes):
     ({"task.reward": "tests.run_rewards:odd"}, "gives the rewards itself: leave it at ''"),
     ({"scoring.on_failure": "reward"}, "leave it at 'mask'"),
     ({"task.reward_weights": (("a:b", 1.0),)}, "names the function 'a:b'"),
+    ({"dynamic_sampling.predictor.kind": "cost_optimal"}, "set round_cost and prompt_cost too"),
     ({"environment.turn_tokens": 45}, "more than all of an episode"),
     ({"environment.discount": 0.9}, "no effect on terminal credit"),
     ({"task.chat": True}, "whose message a reply is: set it to 'user'"),
