@@ -39,7 +39,7 @@ def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path
     # Where a reply found its sample a slot changes the last bits of log-probs, and no more.
     for one, other in zip(runs.exact(tmp_path / "whole"), runs.exact(tmp_path / "cut"),
                           strict=True):
-        assert other.keys() == one.keys() and other["phase"] == one["phase"]
+        assert other.keys() >= one.keys() and other["phase"] == one["phase"]  # and an evaluation
         for name in set(one) - {"phase", *TIMED}:
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
     first, second = (runs.state(tmp_path / name, changes) for name in ("cut", "whole"))
@@ -50,10 +50,10 @@ def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path
     paths = samples_log.paths(tmp_path / "whole", "step")
     assert replay_episodes.main([str(path) for path in paths]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] > 50
-    last = runs.steps(tmp_path / "whole")[-1]
-    assert last["turns/mean"] == 2 and last["compiles"] == 0 and last["policy/updates"] == 1
-    assert last["policy/ratio_mean"] == pytest.approx(1, abs=1e-4)  # sampler against trainer
-    assert last["mismatch/max"] < 1e-4
+    first, *_, last = runs.steps(tmp_path / "whole")
+    assert 1 < last["turns/mean"] <= 2 and last["compiles"] == 0 and last["policy/updates"] == 1
+    assert first["policy/ratio_mean"] == pytest.approx(1, abs=1e-5)  # on policy, replies between
+    assert first["mismatch/max"] < 1e-4
 
 
 def said(workdir, step):
