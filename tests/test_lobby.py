@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import time
 
 import fake_device
@@ -105,6 +106,28 @@ def test_tokens_in_are_tokens_out_whatever_waits_where(no_device):
         assert not one.contexts and not one.ready
         assert all(sorted(free) == list(range(len(free))) for free in one.free)
     assert sum(len(free) for one in no_device for free in one.free) > 20
+
+
+def test_of_a_steady_talk_nothing_depends_on_how_fast_replies_come():
+    def course(delays, lag):
+        """What is done on the device and when, but for seconds."""
+        rng, log = np.random.default_rng(delays), []
+        engine = fake_device.made(slots=(2, 8), new=NEW, room=programs.Room(6, 3, (4,)), chunk=3)
+        script = scripts.Script(most=4, longest=6, turn_budget=5, room=NEW, vocab=1000)
+        talk = scripts.talk(script, delay=lambda: int(rng.integers(0, delays)), log=log)
+        got = talking.sample(engine, None, tiny_plan(), table=prompts(12), root=None, step=0,
+                             talk=turns.steady(talk, lag) if lag else talk)
+        check(got, script, prompts(12), tiny_plan())
+        return dataclasses.replace(got.use, idle=0.0), [(one.group, one.sample) for one in log]
+
+    for lag in (1, 3):
+        assert course(1, lag) == course(9, lag) == course(30, lag)
+    assert course(1, 0) != course(9, 0) and course(1, 1) != course(1, 3)
+
+
+def tiny_plan():
+    group = np.arange(12, dtype=np.int32)
+    return types.Plan(group, group * 0, group, group * 0 + 3, group * 0 + NEW, group * 0)
 
 
 @pytest.mark.slow

@@ -138,6 +138,12 @@ def test_samples_depend_neither_on_delays_nor_on_room_slots_or_chunks(served, sc
     assert use.parked and use.parked_host and use.unkept and use.rerun_tokens
 
 
+def test_of_a_steady_talk_log_probs_are_equal_to_the_bit(engine, params, root):
+    one, other = (sample(engine, params, root, turns.steady(
+        scripts.talk(SCRIPT, delay=delays(6, most)), 2)).samples for most in (1, 20))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 def test_only_replies_are_run_where_contexts_are_kept(served):
     use, samples = served[0].use, served[0].samples
     told = sum(int((~samples.loss_mask[row, :samples.length[row]]).sum())
@@ -252,5 +258,7 @@ def test_replies_that_never_come_are_an_error_and_no_hang(engine, params, root):
     talk = dataclasses.replace(scripts.talk(SCRIPT), replies=lambda seconds: [], patience=0.05)
     with pytest.raises(RuntimeError, match="14 samples wait for replies .* still have 14 turns"):
         sample(engine, params, root, talk)
+    with pytest.raises(RuntimeError, match=r"group \d, sample \d and \d+ more wait for replies"):
+        sample(engine, params, root, turns.steady(talk, 1))
     with pytest.raises(RuntimeError, match="still have 0 turns"):
         sample(engine, params, root, dataclasses.replace(talk, waiting=lambda: 0, patience=60.0))

@@ -50,7 +50,7 @@ class Use:
     unkept: int = 0  # contexts that neither had room for
     reply_tokens: int = 0  # run to append replies, each turn's last token included
     rerun_tokens: int = 0  # run again, of contexts that were not kept
-    idle: float = 0.0  # seconds in which nothing but replies was to be waited for
+    idle: float = 0.0  # seconds spent on replies with nothing on the device
 
     @property
     def row_use(self) -> float:

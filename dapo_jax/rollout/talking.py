@@ -21,8 +21,6 @@ from dapo_jax.rollout import lobby as lobbies
 from dapo_jax.rollout import parking, seating, turns
 from dapo_jax.runtime import mesh as mesh_lib
 
-LOOK = 1.0  # seconds at most of one wait for replies
-
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -85,7 +83,8 @@ def serve(
         if plan is None:
             break
         state = _admitted(setting, state, plan)
-        finished = _answered(state, talk.replies(0.0))
+        state, replies = _looked(talk, state)
+        finished = _answered(state, replies)
         state = _filled(setting, state)
         if state.hall.occupied:
             state = _parked(setting, *_drawn(setting, state))
@@ -169,11 +168,19 @@ def _parked(setting: Setting, state: State, chunk: types.Chunk) -> State:
                                use=use, clock=clock, ended=tuple(ended))
 
 
+def _looked(talk: turns.Talk, state: State) -> tuple[State, list[turns.Reply]]:
+    """Replies that are there; the device stands still meanwhile."""
+    begun = time.monotonic()
+    replies = talk.replies(0.0)
+    idle = state.use.idle + time.monotonic() - begun
+    return dataclasses.replace(state, use=dataclasses.replace(state.use, idle=idle)), replies
+
+
 def _awaited(talk: turns.Talk, state: State) -> tuple[State, list[turns.Reply]]:
     """Replies, waited for since nothing else is to be done."""
     begun = time.monotonic()
     while time.monotonic() - begun < talk.patience:
-        replies = talk.replies(min(LOOK, talk.patience))
+        replies = talk.replies(min(turns.LOOK, talk.patience))
         if replies:
             use = dataclasses.replace(state.use, idle=state.use.idle + time.monotonic() - begun)
             return dataclasses.replace(state, use=use), replies

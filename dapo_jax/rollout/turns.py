@@ -7,11 +7,13 @@ are the runs of the loss mask, and no column says more.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 OUTSIDE = -1  # of `turn_numbers`: not sampled
+LOOK = 1.0  # seconds at most of one wait for replies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,47 @@ class Talk:
     waiting: Callable[[], int]  # turns handed over whose reply has not been taken
     first_budget: int  # tokens of first turns
     patience: float = 3600.0  # seconds without any reply, and nothing to draw: an error
+
+
+def steady(talk: Talk, lag: int) -> Talk:
+    """The same talk with replies at fixed times: to turns handed over at one look (a call of
+    `replies` that waits for nothing) they are given at the `lag`-th look after it, waited for if
+    late and held back if early. Where nothing else can go on, to the oldest turns at once.
+
+    What is sampled where, and so each last bit, then does not depend on how fast replies come.
+    """
+    held: dict[tuple[int, int], int] = {}  # (group, sample) -> look, in the order of handing over
+    early: dict[tuple[int, int], Reply] = {}
+    looks = 0
+
+    def ended(found: Sequence[Ended]) -> None:
+        held.update({(one.group, one.sample): looks for one in found})
+        talk.ended(found)
+
+    def replies(seconds: float) -> list[Reply]:
+        nonlocal looks
+        looks += seconds == 0
+        oldest = min(held.values(), default=looks)
+        due = [key for key, look in held.items()
+               if look + lag <= looks or (seconds and look == oldest)]
+        _await(talk, early, due)
+        for key in due:
+            del held[key]
+        return [early.pop(key) for key in due]
+
+    return dataclasses.replace(talk, ended=ended, replies=replies, waiting=lambda: len(held))
+
+
+def _await(talk: Talk, early: dict[tuple[int, int], Reply], due: Sequence[tuple[int, int]]) -> None:
+    """Wait until the replies that are due are among those that are there."""
+    limit = time.monotonic() + talk.patience
+    early.update({(one.group, one.sample): one for one in talk.replies(0.0)})
+    while missing := [key for key in due if key not in early]:
+        if time.monotonic() >= limit:
+            raise RuntimeError(f"group {missing[0][0]}, sample {missing[0][1]} and "
+                               f"{len(missing) - 1} more wait for replies; none came in "
+                               f"{talk.patience:g} s")
+        early.update({(one.group, one.sample): one for one in talk.replies(LOOK)})
 
 
 def turn_numbers(loss_mask: np.ndarray) -> np.ndarray:
