@@ -64,7 +64,7 @@ LEAST = {
     "environment.turns": 1, "environment.turn_tokens": 0, "environment.workers": 1,
     "environment.memory_mb": 0, "environment.retries": 0, "environment.backoff": 0,
     "environment.bound": 1, "environment.pause": 0, "environment.parked": 0,
-    "environment.parked_host": 0,
+    "environment.parked_host": 0, "environment.reply_lag": 0,
     "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1,

@@ -39,6 +39,8 @@ class Environment:
                              "ahead")
     demonstrated: float = option(1.0, "sft: share of the prompts whose demonstration is an "
                                  "episode; the others have the task's own")
+    reply_lag: int = option(0, "chunks from a turn's end until its reply counts, waited for if "
+                               "late; 0: as soon as it is there, and last bits depend on when")
     workers: int = option(1, "processes that run the environment")
     timeout: float = option(10.0, "seconds for one call, then its process is killed")
     memory_mb: int = option(4096, "megabytes that such a process may allocate, 0: no limit")

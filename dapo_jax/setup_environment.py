@@ -65,7 +65,8 @@ def judge(
     with episode_pool.open(own.name, limits) as pool:
         yield episodes_talk.Scene(
             pool, _encoder(cfg, tokenizer), tokenizer.decode, parts, cfg.seed, turns=own.turns,
-            turn_tokens=own.turn_tokens, seconds=own.seconds, by_turn=turns_credited(own))
+            turn_tokens=own.turn_tokens, seconds=own.seconds, by_turn=turns_credited(own),
+            lag=own.reply_lag)
 
 
 def try_out(scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]]) -> None:

@@ -40,6 +40,7 @@ class Scene:
     turn_tokens: int  # 0: as many as are left
     seconds: float  # that an episode may wait
     by_turn: int = 0  # turns whose rewards are kept apart; 0: none
+    lag: int = 0  # chunks from a turn to its reply (turns.steady); 0: as soon as it is there
 
 
 @dataclasses.dataclass
@@ -113,9 +114,10 @@ def talk(desk: Desk) -> turns.Talk:
     """The episodes as the sampler sees them."""
     scene = desk.scene
     longest = max((one.limit for one in desk.live.values()), default=1)
-    return turns.Talk(
+    made = turns.Talk(
         ended=lambda ends: _ended(desk, ends), replies=lambda seconds: _replies(desk, seconds),
         waiting=lambda: desk.waiting, first_budget=min(scene.turn_tokens or longest, longest))
+    return turns.steady(made, scene.lag) if scene.lag else made
 
 
 def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
