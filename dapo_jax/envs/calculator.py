@@ -43,7 +43,7 @@ def _result(call: str) -> str:
     try:
         return exact_sums.shown(exact_sums.value(call))
     except exact_sums.NoValue as error:
-        return f"error: {error}"
+        return f"error: {error}".lower()  # of an alphabet that may be small
 
 
 def _shown(record: Mapping[str, Any]) -> list[str]:

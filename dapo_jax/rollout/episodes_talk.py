@@ -22,6 +22,9 @@ from dapo_jax.text import replies
 
 DONE, TURNS, TOKENS, FAILED = "done", "turns", "tokens", "failed"  # why an episode is over
 SHOWN = ("demonstration", "demonstration_segments")  # of a record: no part of the problem
+# A worker gets its next call when the pool is looked at. So that quick calls are not made one a
+# chunk, a look goes on for QUICK seconds while each further answer comes within NEXT.
+QUICK, NEXT = 0.03, 0.002
 _SERIAL = itertools.count()  # tells calls of a round from those of an earlier one that are late
 
 Key = tuple[int, int]  # group, sample
@@ -205,9 +208,15 @@ def _replies(desk: Desk, seconds: float) -> list[turns.Reply]:
 
 
 def _look(desk: Desk, seconds: float) -> None:
-    """Take what the pool has answered, or answers within so many seconds, and what is late."""
-    for answer in episode_pool.poll(desk.scene.pool, seconds=0.0 if desk.out else seconds):
-        _take(desk, answer)
+    """Take what the pool answers, waiting up to so many seconds for a first answer; end the wait
+    of what is late."""
+    quick = time.monotonic() + QUICK
+    found = episode_pool.poll(desk.scene.pool, seconds=NEXT if desk.out else max(seconds, NEXT))
+    while found:
+        for answer in found:
+            _take(desk, answer)
+        more = time.monotonic() < quick and episode_pool.unanswered(desk.scene.pool)
+        found = episode_pool.poll(desk.scene.pool, seconds=NEXT) if more else []
     now = time.monotonic()
     while desk.late and desk.late[0][0] <= now:
         _, ticket = heapq.heappop(desk.late)
