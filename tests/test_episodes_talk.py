@@ -213,3 +213,20 @@ def test_seeds_are_of_step_group_and_sample(calculated):
     _, found = played(calculated, [[["1\n"], ["1\n"]]], seed=9)
     assert [one.seed for one in found.episodes] == [
         episodes.seed(9, step=3, group=0, sample=sample) for sample in range(2)]
+
+
+def test_a_look_takes_quick_answers_until_none_comes(monkeypatch):
+    answers = [episode_pool.Answer(("of an earlier round", at), "done", {}, 0.0, 1)
+               for at in range(9)]
+    looks = []
+
+    def poll(pool, *, seconds):
+        looks.append(seconds)
+        return [answers.pop()] if answers else []
+
+    monkeypatch.setattr(episode_pool, "poll", poll)
+    monkeypatch.setattr(episode_pool, "unanswered", lambda pool: len(answers))
+    monkeypatch.setattr(episodes_talk, "QUICK", 60.0)
+    desk = episodes_talk.Desk(scene(None), 0, {}, {})
+    assert episodes_talk.talk(desk).replies(0.0) == [] and not answers
+    assert len(looks) == 9 and max(looks) <= episodes_talk.NEXT
