@@ -91,7 +91,7 @@ def test_a_parked_context_is_that_of_the_whole_sequence(params, chunks):
     pool, tokens, _ = parked_after(run, params, admitted(run, params, [NEW] * 4), chunks, 3)
     whole = [*TABLE.tokens[2], *tokens]
     assert len(tokens) == CHUNK * chunks
-    reply = [9, 2, 33, 4]
+    reply, before = [9, 2, 33, 4], np.asarray(pool.keys)
     # In two pieces of which the second ends in padding.
     for piece in ([tokens[-1], *reply[:2]], reply[2:]):
         start = column(len(whole) - 1 if piece[0] == tokens[-1] else len(whole) + 2)
@@ -100,6 +100,8 @@ def test_a_parked_context_is_that_of_the_whole_sequence(params, chunks):
         pool = run["extend"](params, pool, column(3, fill=ENTRIES), padded, start,
                              column(len(piece)))
     whole = [*whole, *reply]
+    np.testing.assert_array_equal(np.asarray(pool.keys)[..., len(whole):],
+                                  before[..., len(whole):])
     keys, values = keys_of(params, whole)
     np.testing.assert_allclose(np.asarray(pool.keys)[:, 3, :, :, :len(whole)], keys, atol=1e-5)
     np.testing.assert_allclose(np.asarray(pool.values)[:, 3, :, :len(whole)], values, atol=1e-5)
