@@ -57,6 +57,18 @@ def test_a_run_of_episodes_goes_on_where_it_was_and_its_log_plays_again(tmp_path
     assert first["mismatch/max"] < 1e-4
 
 
+def test_with_replies_at_fixed_times_a_run_goes_on_to_the_last_bit(tmp_path):  # promise 5
+    changes = TURNS | {"rl.steps": 4, "environment.reply_lag": 1, "environment.parked": 2,
+                       "rollout.chunk": 3}
+    assert runs.run(tmp_path / "whole", changes) == command_line.DONE
+    assert runs.run(tmp_path / "cut", changes | {"rl.steps": 2}) == command_line.DONE
+    assert runs.run(tmp_path / "cut", changes) == command_line.DONE
+    for one, other in zip(runs.exact(tmp_path / "whole"), runs.exact(tmp_path / "cut"),
+                          strict=True):
+        assert {name: other[name] for name in one} == one
+    runs.assert_same_state(*(runs.state(tmp_path / name, changes) for name in ("cut", "whole")))
+
+
 def said(workdir, step):
     return [(row["group"], row["sample"], row["completion"], row["reward"])
             for row in runs.rollouts(workdir, step)]
