@@ -135,7 +135,7 @@ def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
         if not live.end:
             raise RuntimeError(f"group {live.key[0]}, sample {live.key[1]} came back before its "
                                "episode was over")
-        if not np.array_equal(samples.tokens[row, :samples.length[row]], _joined(live.tokens)):
+        if not np.array_equal(samples.tokens[row, :samples.length[row]], np.concatenate(live.tokens)):
             live.end = FAILED
             _fail(live, "turn", "the sample's tokens are not those of its turns and replies")
     known = desk.scene.pool.failures
@@ -144,10 +144,6 @@ def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
         tuple(live.episode for live in lives), tuple(live.end for live in lives),
         np.array([live.told for live in lives], np.int32), np.array(desk.latency),
         *(known[name] - before[name] for name in ("retries", "refused")))
-
-
-def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
 
 
 # ------------------------------------------------------------------------------------------ calls
