@@ -135,7 +135,8 @@ def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
         if not live.end:
             raise RuntimeError(f"group {live.key[0]}, sample {live.key[1]} came back before its "
                                "episode was over")
-        if not np.array_equal(samples.tokens[row, :samples.length[row]], np.concatenate(live.tokens)):
+        own = samples.tokens[row, :samples.length[row]]
+        if not np.array_equal(own, np.concatenate(live.tokens)):
             live.end = FAILED
             _fail(live, "turn", "the sample's tokens are not those of its turns and replies")
     known = desk.scene.pool.failures
