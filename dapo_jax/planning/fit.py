@@ -65,8 +65,7 @@ def slots(room: Room, prefill: estimate.Estimate, decode: estimate.Estimate, *, 
     known = {now: temporary + caches} if asked else {}
     most, how = confirmed(most, compile_at, known, compiles=compiles,
                           room=room.memory - fixed)
-    samples = room.plan.phase.samples_per_prompt
-    rows = min(room.plan.cfg.rollout.rows or samples, samples)
+    rows = programs.rows(room.plan)
     least = fixed + (room.held.prompt_cache + room.held.sample_cache / rows + temporary) / now
     return {"temporary": temporary, "peak": room.held.in_rollout + temporary, "slots": now,
             "rows": rows, "largest slots": most, "found by": how,
