@@ -103,9 +103,8 @@ def compile_engine(
     """Compile every shape that a run can ask for.
 
     `share` is how many samples of a group stream through one slot (0: rows), `chunk` how many
-    tokens a row draws before the host looks. `gather`: weights are whole on each device of the
-    mesh's fsdp axis while samples are drawn; else they are gathered for every token. With `room`
-    samples may be of several turns (talking.serve), and a slot has one row.
+    tokens a row draws before the host looks. `gather`: weights are whole on each device of mesh.fsdp
+    while samples are drawn, or gathered for every token. `room`: for samples of several turns.
     """
     if room is not None and rows != 1:
         raise ValueError(f"rows = {rows}: a sample of several turns needs a slot of its own")
@@ -160,8 +159,7 @@ def serve(
         plan = feed(boundary(engine, ledger, hall, number=number, finished=finished))
         if plan is None:
             break
-        ledger, hall = admitted(engine, ledger, hall, plan, table, step,
-                                share=engine.share)
+        ledger, hall = admitted(engine, ledger, hall, plan, table, step, share=engine.share)
         if flying is not None:
             free = mesh_lib.fetch(flying[0].free)
             hall = dataclasses.replace(hall, seats=np.where(free, seating.NOBODY, hall.seats))
@@ -180,12 +178,14 @@ def serve(
 
 
 def empty_hall() -> Hall:
+    """No slots, and nobody who waits."""
     return Hall(None, np.zeros(0, np.int32), collections.deque())
 
 
 def boundary(
     engine: Engine, ledger: ledgers.Ledger, hall: Hall, *, number: int, finished: np.ndarray
 ) -> Boundary:
+    """What a feed is told; `finished` are places of groups in the ledger."""
     seated = int((hall.seats != seating.NOBODY).sum())
     return Boundary(number, ledgers.rows(ledger, finished), ledger.plan.group[ledger.missing > 0],
                     len(hall.waiting), max(0, engine.slots[-1] - seated - len(hall.waiting)))
