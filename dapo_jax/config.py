@@ -1,9 +1,9 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below, and those of config_learner.py, config_dynamic.py and config_select.py, are the
-only definition of every field, default and help text. A configuration file returns `default()` with
-changes; `--config.a.b=v` changes one more. Unit of every count is in its help text. None means:
-what the algorithm's preset says.
+The records below, and those of config_learner.py, config_dynamic.py, config_select.py and
+config_environment.py, are the only definition of every field, default and help text. A
+configuration file returns `default()` with changes; `--config.a.b=v` changes one more. Unit of
+every count is in its help text. None means: what the algorithm's preset says.
 """
 
 import dataclasses
@@ -16,12 +16,14 @@ import ml_collections
 from ml_collections import config_dict
 
 from dapo_jax.config_dynamic import Budget, Choice, DynamicSampling, History, Predictor
+from dapo_jax.config_environment import Environment, Scoring
 from dapo_jax.config_fields import ConfigError, option, section
 from dapo_jax.config_learner import AlgorithmChoice, Phase
 from dapo_jax.config_select import Buffer, Select
 
 __all__ = ["AlgorithmChoice", "Budget", "Buffer", "Choice", "ConfigError", "DynamicSampling",
-           "History", "Phase", "Predictor", "Select", "option", "section"]
+           "Environment", "History", "Phase", "Predictor", "Scoring", "Select", "option",
+           "section"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +83,8 @@ class Tokenizer:
 @dataclasses.dataclass(frozen=True)
 class Task:
     name: str = option("arithmetic", "what is asked and how it is scored",
-                       ("arithmetic", "columns", "countdown", "reasoning_gym", "math",
-                        "multiple_choice", "jsonl"))
+                       ("arithmetic", "columns", "countdown", "environment", "reasoning_gym",
+                        "math", "multiple_choice", "jsonl"))
     dataset: str = option("", "reasoning_gym: the data set (python -m dapo_jax.envs lists them), "
                           "or several with commas between them")
     options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "
@@ -168,17 +170,6 @@ class Rollout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scoring:
-    workers: int = option(1, "processes that score")
-    timeout: float = option(10.0, "seconds for one answer, then its process is killed")
-    memory_mb: int = option(4096, "megabytes that a scoring process may allocate, 0: no limit; "
-                            "beyond them the answer fails")
-    on_failure: str = option("mask", "an answer whose scoring failed: leave it out of loss and "
-                             "group, or give it failure_reward", ("mask", "reward"))
-    failure_reward: float = option(0.0, "used by on_failure=reward")
-
-
-@dataclasses.dataclass(frozen=True)
 class Filter:
     enable: bool | None = option(None, "drop groups whose rewards are all equal")
     metric: str = option("task", "what must differ: the raw task reward, or the shaped one",
@@ -246,6 +237,7 @@ class Config:
     prompts: PromptLimits = section(PromptLimits)
     rollout: Rollout = section(Rollout)
     scoring: Scoring = section(Scoring)
+    environment: Environment = section(Environment)
     filter: Filter = section(Filter)
     dynamic_sampling: DynamicSampling = section(DynamicSampling)
     overlong: Overlong = section(Overlong)

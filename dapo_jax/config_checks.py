@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import ml_collections
 from ml_collections import config_dict
 
-from dapo_jax import config
+from dapo_jax import config, config_checks_environment
 
 
 def from_dict(values: ml_collections.ConfigDict) -> config.Config:
@@ -61,6 +61,10 @@ LEAST = {
     "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1,
     "rollout.top_k": 0, "rollout.max_context": 0, "rollout.reward_lag": 0,
     "scoring.workers": 1, "scoring.memory_mb": 0,
+    "environment.turns": 1, "environment.turn_tokens": 0, "environment.workers": 1,
+    "environment.memory_mb": 0, "environment.retries": 0, "environment.backoff": 0,
+    "environment.bound": 1, "environment.pause": 0, "environment.parked": 0,
+    "environment.parked_host": 0, "environment.reply_lag": 0,
     "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1,
@@ -82,6 +86,8 @@ LEAST = {
 }
 RANGES = {
     "seed": (0, 2**31 - 1), "rollout.temperature": (1e-3, 1e3), "eval.temperature": (1e-3, 1e3),
+    "environment.timeout": (1e-3, 1e6), "environment.seconds": (1e-3, 1e6),
+    "environment.discount": (0, 1), "environment.demonstrated": (0, 1),
     "scoring.timeout": (1e-3, 1e6), "scoring.failure_reward": (-1e6, 1e6),
     "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
     "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),
@@ -125,6 +131,7 @@ def check(cfg: config.Config) -> config.Config:
     _require(all(isinstance(step, int) and step >= 1 for step in cfg.log.profile_steps),
              "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
     _check_best(cfg)
+    config_checks_environment.check(cfg)
     return cfg
 
 
@@ -138,7 +145,7 @@ def _check_best(cfg: config.Config) -> None:
 
 # Fields of files; fields that only some tasks read.
 _OF_FILES = ("train_path", "eval_path", "train_sources", "eval_sources", "where")
-_DRAWN = ("arithmetic", "columns", "countdown", "reasoning_gym")
+_DRAWN = ("arithmetic", "columns", "countdown", "environment", "reasoning_gym")
 _READ_BY = {**dict.fromkeys(_OF_FILES, ("math", "multiple_choice", "jsonl")),
             "options": ("countdown", "reasoning_gym"), "dataset": ("reasoning_gym",),
             "shots": ("arithmetic", "countdown", "reasoning_gym")}

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dapo_jax import command_line, config, setup, setup_adapter, types
+from dapo_jax import command_line, config, setup, setup_adapter, setup_environment, types
 from dapo_jax.data import sources
 from dapo_jax.envs import base, self_check
-from dapo_jax.envs import pool as pools
-from dapo_jax.rollout import collect
+from dapo_jax.rollout import collect, episodes_talk
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import eval_figures, eval_files, samples_log, tree_store
 from dapo_jax.runtime import mesh as mesh_lib
@@ -54,15 +53,19 @@ def extractor(parts: setup.Parts) -> Extract:
     return base.resolve_reward(sources.task(parts.cfg.task.name).extract)
 
 
-def check(parts: setup.Parts, pool: pools.Pool) -> None:
-    """Wait for the workers, and refuse a template whose right answers the reward does not take."""
+def check(parts: setup.Parts, judge: collect.Judge) -> None:
+    """Wait for the workers, and refuse a template whose right answers the reward does not take, or
+    an environment that tells something else than prompts."""
     table = parts.train_table if len(parts.train_table) else parts.eval_table
-    self_check.check(pool, table.records, template=parts.cfg.task.template,
+    if isinstance(judge, episodes_talk.Scene):
+        setup_environment.try_out(judge, table.records)
+        return
+    self_check.check(judge, table.records, template=parts.cfg.task.template,
                      extract=extractor(parts))
 
 
 def compile_source(
-    parts: setup.Parts, pool: pools.Pool, table: types.PromptTable, *, samples: int,
+    parts: setup.Parts, judge: collect.Judge, table: types.PromptTable, *, samples: int,
     slots: tuple[int, ...], **changes: object,
 ) -> collect.Source:
     """Compile an engine that samples so many answers to each prompt of the table; `changes` of how
@@ -70,18 +73,18 @@ def compile_source(
     engine = engines.compile_engine(
         parts.spec, setup.sampling(parts, **changes), parts.mesh,
         **setup.engine_shape(parts, samples) | {"slots": slots})
-    return collect.Source(engine, setup.key(parts, setup.EVALUATION), table, parts.tokenizer, pool,
-                          config.Overlong(), stop_texts=parts.stop_texts,
+    return collect.Source(engine, setup.key(parts, setup.EVALUATION), table, parts.tokenizer,
+                          judge, config.Overlong(), stop_texts=parts.stop_texts,
                           late_seconds=parts.cfg.processes.late_seconds)
 
 
-def compile_evaluator(parts: setup.Parts, pool: pools.Pool) -> Evaluator:
+def compile_evaluator(parts: setup.Parts, judge: collect.Judge) -> Evaluator:
     """Compile the sampled and, if asked for, the greedy engine."""
     cfg, slots = parts.cfg.eval, parts.cfg.rollout.slots[-1:]
-    sampled = compile_source(parts, pool, parts.eval_table, samples=cfg.samples, slots=slots,
+    sampled = compile_source(parts, judge, parts.eval_table, samples=cfg.samples, slots=slots,
                              temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p,
                              min_p=cfg.min_p)
-    greedy = compile_source(parts, pool, parts.eval_table, samples=1, slots=slots, temperature=0.0
+    greedy = compile_source(parts, judge, parts.eval_table, samples=1, slots=slots, temperature=0.0
                             ) if cfg.greedy else None
     return Evaluator(sampled, greedy, extractor(parts), cfg)
 
@@ -116,7 +119,7 @@ def sample(source: collect.Source, params: types.Tree, prompts: np.ndarray, *, s
 def extracted(one: collect.Round, table: types.PromptTable, extract: Extract) -> list[str | None]:
     """What the scorer looks at in each answer of the round."""
     return [extract(text, table.records[prompt])
-            for text, prompt in zip(one.texts, one.samples.prompt.tolist(), strict=True)]
+            for text, prompt in zip(one.finals, one.samples.prompt.tolist(), strict=True)]
 
 
 def judge(one: collect.Round, answers: Sequence[str | None], table: types.PromptTable
@@ -188,10 +191,10 @@ def main(arguments: Sequence[str]) -> int:
             "page": command_line.Flag("", "file of a page with all responses")})
     untrained = flags["workdir"] == UNTRAINED
     parts = setup.prepare(cfg, only="eval")
-    with pools.open(parts.reward, cfg.scoring) as pool:
-        check(parts, pool)
+    with setup_environment.judge(cfg, parts.tokenizer, parts.reward) as judge:
+        check(parts, judge)
         step, params = starting_point(parts, flags["workdir"], wanted=flags["checkpoint"])
-        outcome = evaluate(compile_evaluator(parts, pool), params, step=step)
+        outcome = evaluate(compile_evaluator(parts, judge), params, step=step)
     if not untrained:
         write(outcome, flags["workdir"], step=step, cfg=cfg.eval)
     if flags["page"]:

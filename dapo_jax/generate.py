@@ -90,6 +90,11 @@ def main(arguments: Sequence[str]) -> int:
             "greedy": command_line.Flag(0, "1: the likeliest token at each place")})
     if flags["samples"] < 1:
         raise config.ConfigError(f"--samples={flags['samples']}: at least 1")
+    if cfg.environment.name:
+        raise config.ConfigError(
+            "config.environment.name is set, but a prompt alone has no right answer to play an "
+            "episode with: add --config.environment.name= for the model's first turn, or look at "
+            "DIR/eval, whose pages show episodes")
     texts = _texts(flags["prompt"])
     model = setup.open_model(cfg)
     _, params = evaluate.starting_point(model, flags["workdir"] or evaluate.UNTRAINED,

@@ -28,7 +28,8 @@ from dapo_jax.runtime import (
 
 LOG = logging.getLogger(__name__)
 # May differ between a run and its continuation: they do not change what is computed.
-FREE = ("_environment", "checkpoint", "log", "processes", "scoring.workers")
+FREE = ("_environment", "checkpoint", "log", "processes", "scoring.workers",
+        "environment.workers")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ import pathlib
 import jax
 
 from dapo_jax import config, setup, setup_adapter, setup_phases, types
-from dapo_jax.envs import pool as pools
 from dapo_jax.learner import features, update
 from dapo_jax.models import hf
 from dapo_jax.rollout import collect, engine
@@ -27,7 +26,7 @@ class PhaseRun:
 
 
 def ready(
-    parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool, state: types.RunState, *,
+    parts: setup.Parts, phase: setup_phases.Phase, judge: collect.Judge, state: types.RunState, *,
     workdir: str, base: setup_adapter.Base | None = None,
 ) -> PhaseRun:
     """Compile all that the phase's steps call, and make or restore its reference model.
@@ -39,7 +38,7 @@ def ready(
                                             spec=parts.spec)
     programs = update.compile_programs(parts.spec, settings, phase.optimizer, parts.mesh,
                                        pack=phase.pack)
-    source = _source(parts, phase, pool) if phase.algorithm.samples == "rollout" else None
+    source = _source(parts, phase, judge) if phase.algorithm.samples == "rollout" else None
     under = base and base.params
     reference = _reference(parts, phase, state, workdir=workdir, base=under)
     return PhaseRun(phase, programs, source, reference, under, _features(parts, phase))
@@ -57,14 +56,15 @@ def _features(parts: setup.Parts, phase: setup_phases.Phase) -> features.Program
     return features.compile_programs(parts.spec, cfg.lora, parts.mesh, pack=pack)
 
 
-def _source(parts: setup.Parts, phase: setup_phases.Phase, pool: pools.Pool) -> collect.Source:
+def _source(parts: setup.Parts, phase: setup_phases.Phase, judge: collect.Judge
+            ) -> collect.Source:
     cfg = parts.cfg
     sampler = engine.compile_engine(
         parts.spec, setup.sampling(parts), parts.mesh,
         **setup.engine_shape(parts, phase.cfg.samples_per_prompt))
     size = collect.settings(cfg, phase.cfg, filter_enabled=phase.algorithm.filter)
     return collect.Source(sampler, setup.key(parts, setup.ROLLOUT), parts.train_table,
-                          parts.tokenizer, pool, cfg.overlong, size, parts.stop_texts,
+                          parts.tokenizer, judge, cfg.overlong, size, parts.stop_texts,
                           cfg.processes.late_seconds)
 
 

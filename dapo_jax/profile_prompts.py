@@ -22,9 +22,8 @@ import numpy as np
 import rich.console
 import rich.progress
 
-from dapo_jax import command_line, config, evaluate, setup, types
+from dapo_jax import command_line, config, evaluate, setup, setup_environment, types
 from dapo_jax.data import sources
-from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect
 from dapo_jax.runtime import metrics
 
@@ -94,7 +93,8 @@ def rows(one: collect.Round, table: types.PromptTable, *, name: str) -> list[dic
 
 def profile_name(cfg: config.Config, *, samples: int, workdir: str, step: int) -> str:
     """A digest of what pass rates depend on."""
-    values = {name: value for name, value in config.to_json(cfg).items() if name in PROFILED}
+    depends = (*PROFILED, *["environment"] * bool(cfg.environment.name))
+    values = {name: value for name, value in config.to_json(cfg).items() if name in depends}
     about = [values, samples, os.path.abspath(workdir) if workdir != evaluate.UNTRAINED else "",
              step]
     return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -144,12 +144,12 @@ def main(arguments: Sequence[str]) -> int:
     untrained = flags["workdir"] == evaluate.UNTRAINED
     parts = setup.prepare(cfg, only="train" if untrained else "")
     path = pathlib.Path(flags["out"])
-    with pools.open(parts.reward, cfg.scoring) as pool:
-        evaluate.check(parts, pool)
+    with setup_environment.judge(cfg, parts.tokenizer, parts.reward) as judge:
+        evaluate.check(parts, judge)
         step, params = evaluate.starting_point(parts, flags["workdir"],
                                                wanted=flags["checkpoint"])
         name = profile_name(cfg, samples=flags["samples"], workdir=flags["workdir"], step=step)
-        source = evaluate.compile_source(parts, pool, parts.train_table, samples=flags["samples"],
+        source = evaluate.compile_source(parts, judge, parts.train_table, samples=flags["samples"],
                                          slots=cfg.rollout.slots[-1:])
         profile(source, params, path, name=name, piece=PIECE * cfg.rollout.slots[-1])
     print(json.dumps(summary(path)))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dapo_jax import config, setup_adapter, setup_phases, types
+from dapo_jax import config, setup_adapter, setup_environment, setup_phases, types
 from dapo_jax.buffer import replay
 from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
@@ -21,7 +21,7 @@ from dapo_jax.envs import parts as rewards
 from dapo_jax.learner import update
 from dapo_jax.models import attention, gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
-from dapo_jax.rollout import draw
+from dapo_jax.rollout import draw, programs
 from dapo_jax.runtime import checkpoint, loading
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import chat as chats
@@ -85,6 +85,7 @@ def prepare(cfg: config.Config, *, only: str = "") -> Parts:
     nor restores a run.
     """
     model = open_model(cfg)
+    setup_environment.check(cfg, model.tokenizer)
     chat = chats.configured(cfg.tokenizer, model.tokenizer)
     tables, counts = dict.fromkeys(sources.SPLITS, types.PromptTable((), (), ())), {}
     for split in (only,) if only else sources.SPLITS:
@@ -95,7 +96,8 @@ def prepare(cfg: config.Config, *, only: str = "") -> Parts:
     _check_context(cfg, tables.values())
     phases = () if only else setup_phases.phases(cfg, tables["train"], model.mesh, model.spec)
     reward = cfg.task.reward or sources.task(cfg.task.name).reward
-    rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
+    if not cfg.environment.name:
+        rewards.scorer(reward, rewards.weights(cfg.task.reward_weights))
     return Parts(**vars(model), reward=reward, train_table=tables["train"],
                  eval_table=tables["eval"], counts=counts, phases=phases)
 
@@ -167,7 +169,10 @@ def sampling(parts: Model, **changes: object) -> draw.Sampling:
 def engine_shape(parts: Model, samples: int) -> dict[str, Any]:
     """What engine.compile_engine is told of shapes, for groups of so many samples."""
     rollout = parts.cfg.rollout
-    return {"rows": min(rollout.rows or samples, samples), "share": samples,
+    environment = parts.cfg.environment
+    room = programs.Room(environment.parked, environment.parked_host) if environment.name else None
+    return {"rows": 1 if room else min(rollout.rows or samples, samples), "share": samples,
+            "room": room,
             "slots": rollout.slots, "chunk": rollout.chunk, "gather": rollout.gather,
             "buckets": parts.cfg.prompts.buckets, "max_context": rollout.max_context}
 
@@ -242,11 +247,12 @@ def like_state(parts: Parts, step: int) -> types.RunState:
 
 def _host_state(parts: Parts) -> dict[str, object]:
     cfg, size = parts.cfg, len(parts.train_table)
+    width, turns = cfg.rollout.max_new_tokens, setup_environment.turns_credited(cfg.environment)
     return {
         "controller": controller.init(size, seed=cfg.seed, cfg=cfg.dynamic_sampling),
         "demonstrations": order.init(size, cfg.seed),
-        "buffer": types.no_samples(cfg.rollout.max_new_tokens),
-        "replay": replay.nothing(cfg.rollout.max_new_tokens) if cfg.buffer.capacity else None,
+        "buffer": types.no_samples(width, turns=turns),
+        "replay": replay.nothing(width, turns=turns) if cfg.buffer.capacity else None,
         "step": np.asarray(0, np.int32)}
 
 

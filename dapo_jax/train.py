@@ -24,13 +24,13 @@ from dapo_jax import (
     phases,
     setup,
     setup_adapter,
+    setup_environment,
     setup_phases,
     types,
 )
 from dapo_jax import journal as journals
 from dapo_jax.buffer import replay
 from dapo_jax.dynamic_sampling import controller, history, order
-from dapo_jax.envs import pool as pools
 from dapo_jax.learner import features, packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
@@ -46,7 +46,7 @@ class Run:
     """What stays the same from the first step to the last."""
 
     parts: setup.Parts
-    pool: pools.Pool
+    judge: collect.Judge
     evaluator: evaluate.Evaluator
     checkpoints: checkpoint.ocp.CheckpointManager
     journal: journals.Journal
@@ -69,9 +69,9 @@ def train(cfg: config.Config, workdir: str) -> int:
     metrics.count_compiles()
     parts = setup.prepare(cfg)
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(pools.open(
-            parts.reward, cfg.scoring, weights=cfg.task.reward_weights))
-        evaluate.check(parts, pool)
+        judge = stack.enter_context(setup_environment.judge(
+            cfg, parts.tokenizer, parts.reward, weights=cfg.task.reward_weights))
+        evaluate.check(parts, judge)
         journals.claim(workdir, cfg, stack)
         _log_start(parts)
         manager = checkpoint.open_manager(workdir, keep=cfg.checkpoint.keep)
@@ -83,10 +83,10 @@ def train(cfg: config.Config, workdir: str) -> int:
             return command_line.DONE
         if found:
             LOG.info("%s: going on after step %d", workdir, state.step)
-        evaluator = evaluate.compile_evaluator(parts, pool)
+        evaluator = evaluate.compile_evaluator(parts, judge)
         journal = journals.opened(workdir, cfg, stack, done=int(state.step) if found else -1,
                                   steps=parts.steps)
-        run = Run(parts, pool, evaluator, manager, journal, signals, [], base)
+        run = Run(parts, judge, evaluator, manager, journal, signals, [], base)
         processes.compile_exchanges(setup.most_samples(cfg) * SCORE_BYTES)
         try:
             state = _phases(run, state, new=not found)
@@ -121,7 +121,7 @@ def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:
             LOG.info("compiling the %s phase", phase.name)
             fresh = setup.fresh_train_state(run.parts, phase, state.train.params)
             state = dataclasses.replace(state, train=fresh)
-        phase_run = phases.ready(run.parts, phase, run.pool, state,
+        phase_run = phases.ready(run.parts, phase, run.judge, state,
                                  workdir=run.journal.workdir, base=run.base)
         state = calibration.calibrated(state, phase_run.source, run.base)
         state = _steps(run, phase_run, state)
@@ -230,6 +230,7 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     work = learner.prepare(
         selected.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
         table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,
+        discount=run.parts.cfg.environment.discount,
         max_length=phase.pack.completion_buckets[-1])
     padding = packing.padding([batch for one in work for batch in one.batches])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch

@@ -1,7 +1,8 @@
 """Every pytree that crosses a file border.
 
 Axis letters: n rows of a host table, S slots, R rows of a slot, P prompt tokens, T new tokens,
-Q prompts in the table, W steps in the predictor's window, N layers, K kv heads, E head size.
+Q prompts in the table, W steps in the predictor's window, N layers, K kv heads, E head size,
+Z parked contexts.
 Host fields are numpy, device fields are jax arrays. Completion arrays are right-padded; their
 lengths are carried, never found again from token values, because a pad id may also be a real one.
 """
@@ -88,16 +89,24 @@ class Samples:
         return jax.tree.map(lambda column: column[rows], self)
 
 
-def no_samples(width: int) -> Samples:
-    """Zero rows of completions `width` tokens wide."""
+@_pytree
+class Episodes(Samples):
+    """Samples of several turns, the runs of `loss_mask`, whose turns are credited apart."""
+
+    turn_rewards: np.ndarray  # f32[n, K] shaped; they sum to `shaped`. 0 beyond a sample's turns
+
+
+def no_samples(width: int, *, turns: int = 0) -> Samples:
+    """Zero rows of completions `width` tokens wide; Episodes if `turns` are credited apart."""
     dtypes = {"tokens": np.int32, "loss_mask": bool, "logprobs": np.float32, "stopped": bool,
               "reward": np.float32, "shaped": np.float32, "valid": bool}
     wide = ("tokens", "loss_mask", "logprobs")
-    return Samples(**{
+    none = Samples(**{
         field.name: np.zeros((0, width) if field.name in wide else (0,),
                              dtypes.get(field.name, np.int32))
         for field in dataclasses.fields(Samples)
     })
+    return Episodes(**vars(none), turn_rewards=np.zeros((0, turns), np.float32)) if turns else none
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:
@@ -207,7 +216,9 @@ class Slots:
     All rows write at one column, `clock`, whatever their position: no row outlives T tokens, so
     what it wrote is the newest of the T columns. A sample is its prompt and the tokens so far; one
     that was cut off goes on, from its row of types.Samples, as a slot whose prompt is both, with a
-    first position that is not 0 (draws go by position, log-probs so far are in that row).
+    first position that is not 0 (draws go by position, log-probs so far are in that row). Where
+    samples have several turns there are a chunk's columns more than T, so that what ended in a
+    chunk is whole at its end.
     """
 
     cache: PromptCache
@@ -223,6 +234,32 @@ class Slots:
     sample: jax.Array  # i32[S, R] number of the sample
     position: jax.Array  # i32[S, R] of the token that is drawn next
     live: jax.Array  # bool[S, R] the row has a sample
+    turn: jax.Array | None = None  # i32[S] of the slot's samples; None: all are of one turn
+
+
+@_pytree
+class Parked:
+    """Contexts of samples that wait for a reply, Z of them: the keys and values of a prompt and,
+    from the place after it, of the sample's own tokens, L = P + T at most."""
+
+    keys: jax.Array  # [N, Z, K, E, L]
+    values: jax.Array  # [N, Z, K, L, E]
+
+
+@_pytree
+class Resumed:
+    """Input of one resumption: samples that go on in free slots, A at once. All are i32[A]."""
+
+    entry: jax.Array  # its place within a part of the parked contexts
+    slot: jax.Array  # its place within a part of the slots; S or more: nowhere
+    length: jax.Array  # of the prompt
+    position: jax.Array  # tokens of the sample so far, of which all but the last have keys
+    token: jax.Array  # the last
+    prompt: jax.Array
+    visit: jax.Array
+    sample: jax.Array
+    turn: jax.Array  # the one that begins
+    budget: jax.Array  # tokens allowed to the sample until its turn ends
 
 
 @_pytree

@@ -42,7 +42,7 @@ def source(monkeypatch, engine):
                             first_failure="item 2: odd")
     monkeypatch.setattr(pools, "score", score)
     return collect.Source(engine, jax.random.key(7), tiny.table(), LETTERS,
-                          pool=types_lib.SimpleNamespace(weights=parts.weights(())),
+                          judge=types_lib.SimpleNamespace(weights=parts.weights(())),
                           overlong=config.Overlong(cache=2, factor=0.5))
 
 

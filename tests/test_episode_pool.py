@@ -133,8 +133,7 @@ def test_an_environment_that_cannot_be_run_is_refused_before_a_worker_starts():
 def test_a_log_plays_again_and_what_differs_is_counted(hostile):
     episodes_played = played(hostile, [["a", "end"], ["b", "raise"], ["c", "d"]])
     begun = said(hostile, ["a"], record={"begin": "raise"})
-    log = [episode_play.read(episode_play.line(one)) for one in [*episodes_played, begun]]
-    assert log == [*episodes_played, begun]
+    log = [*episodes_played, begun]
     same = episode_play.replay(hostile, log)
     assert same == episode_play.Replay(3, (), (), "")
     turn = dataclasses.replace(log[2].turns[1], reply="7 c D")
@@ -142,8 +141,6 @@ def test_a_log_plays_again_and_what_differs_is_counted(hostile):
     other = episode_play.replay(hostile, log)
     assert (other.compared, other.differing) == (3, (2,))
     assert other.first.startswith("episode 2: turn 1: reply is ") and "'7 c D'" in other.first
-    with pytest.raises(ValueError, match="no line of an episode log"):
-        episode_play.read('{"turns": [{}]}')
     with pytest.raises(ValueError, match="cannot be replayed by"):
         episode_play.replay(hostile, [dataclasses.replace(log[0], environment="other")])
     with episode_pool.open("hostile_environments:RANDOM", limits()) as pool:

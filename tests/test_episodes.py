@@ -22,7 +22,6 @@ from dapo_jax.envs import (
     tool_calls,
 )
 from dapo_jax.learner import advantages, credit
-from dapo_jax.text import tracks
 
 SUMS = st.recursive(
     st.integers(0, 999).map(str) | st.sampled_from(["0.5", "2.25"]),
@@ -103,7 +102,7 @@ def test_calls_without_end_end():
 
 
 def test_problems_of_the_splits_do_not_meet():
-    for make in (calculator.records, python_tool.records):
+    for make in (calculator.records, guess_number.records, python_tool.records):
         train, held = ({one["prompt"] for one in make(seed=0, split=split, count=200)}
                        for split in ("train", "eval"))
         assert train and held and not train & held
@@ -267,42 +266,3 @@ def test_a_turn_is_compared_with_the_same_turn_of_valid_episodes():
         valid=np.array([True, True, False, True]), lengths=np.full(4, 3),
         settings=advantages.Settings())
     assert found.tolist() == [[-2, -2], [0, 2], [0, 0], [2, 0]]
-
-
-def test_sampled_tokens_are_trained_on_as_they_were_sampled():  # B50
-    texts = {1: "he", 2: "llo", 3: "hello", 4: "x"}  # an encoder would make "hello" a 3
-    track = tracks.sampled(tracks.Track(), [1, 2], [-0.5, -0.25], prefix=[])
-    track = tracks.told(track, [4])
-    track = tracks.sampled(track, [3], [-1.0], prefix=[1, 2, 4])
-    tokens, turn, logprobs = tracks.rows([track, tracks.Track()], 6)
-    assert tokens.tolist() == [[1, 2, 4, 3, 0, 0], [0] * 6]
-    assert turn.tolist() == [[0, 0, -1, 1, -1, -1], [-1] * 6]
-    assert logprobs.tolist() == [[-0.5, -0.25, 0, -1, 0, 0], [0] * 6]
-    decode = lambda ids: "".join(texts[one] for one in ids)  # noqa: E731
-    assert tracks.model_texts(track, decode) == ["hello", "hello"]  # no "x": B48
-    with pytest.raises(tracks.PrefixMismatch, match="turn 2 was sampled after 3.*from token 0 on"):
-        tracks.sampled(track, [1], [-1.0], prefix=[3, 4, 3])
-    with pytest.raises(tracks.PrefixMismatch, match="from token 3 on"):
-        tracks.sampled(track, [1], [-1.0], prefix=[1, 2, 4])
-    with pytest.raises(ValueError, match="1 tokens but 2 log-probs"):
-        tracks.sampled(track, [1], [-1.0, -1.0], prefix=track.tokens)
-    with pytest.raises(ValueError, match="not finite"):
-        tracks.sampled(track, [1], [math.nan], prefix=track.tokens)
-    with pytest.raises(ValueError, match="an episode of 4 tokens in rows of 3"):
-        tracks.rows([track], 3)
-
-
-def test_tokens_in_are_tokens_out_for_random_episodes():
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        track, plain = tracks.Track(), []
-        for turn in range(rng.integers(1, 6)):
-            own, other = (rng.integers(1, 50, rng.integers(0, 6)).tolist() for _ in range(2))
-            track = tracks.sampled(track, own, [-float(one) for one in own],
-                                   prefix=[token for token, *_ in plain])
-            track = tracks.told(track, other)
-            plain += [(one, turn, -float(one)) for one in own] + [(one, -1, 0.0) for one in other]
-        tokens, turns, logprobs = tracks.rows([track], max(1, len(plain)))
-        size = len(plain)
-        assert list(zip(tokens[0, :size].tolist(), turns[0, :size].tolist(),
-                        logprobs[0, :size].tolist(), strict=True)) == plain

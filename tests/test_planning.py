@@ -63,6 +63,18 @@ def test_bytes_by_kind_are_those_that_are_allocated(planned, shape):
         assert getattr(held, name) == allocated(made(structs, zeros(structs))), name
 
 
+def test_contexts_that_wait_take_the_bytes_that_are_allocated():
+    plan = programs.plan(small(**{"environment.name": "calculator", "environment.parked": 6,
+                                  "rollout.slots": (4, 8)}), backend="cpu")
+    mesh = mesh_lib.make(config.Mesh(data=2, tensor=2))
+    shapes = programs.of_rollout(plan, mesh).parking.store.arguments[0]
+    pool = made(shapes, lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+                                             shapes))
+    held = memory.held(programs.of_update(plan, mesh), programs.of_rollout(plan, mesh))
+    assert held.parked == allocated(pool) > 0 and shapes.keys.shape[1] == 6 + 2
+    assert programs.rows(plan) == 1
+
+
 def test_a_program_compiled_here_takes_the_bytes_that_are_planned(planned):
     mesh = mesh_lib.make(config.Mesh(data=2, fsdp=2))
     accumulate = programs.only(programs.of_update(planned, mesh).accumulate)

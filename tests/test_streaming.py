@@ -51,7 +51,7 @@ def source(monkeypatch, engine):
         rl=config.Phase(prompts_per_step=4, samples_per_prompt=4))
     size = collect.settings(cfg, cfg.rl, filter_enabled=True)
     return collect.Source(engine, jax.random.key(7), tiny.table((4, 3, 7, 1, 5, 2, 6, 3) * 4),
-                          LETTERS, pool=NO_POOL, overlong=config.Overlong(cache=2, factor=0.5),
+                          LETTERS, judge=NO_POOL, overlong=config.Overlong(cache=2, factor=0.5),
                           size=size)
 
 

@@ -24,9 +24,10 @@ class Intake:
     seed: int
 
 
-def nothing(width: int) -> types.Selected:
-    """An empty buffer for completions `width` tokens wide."""
-    return types.Selected(types.no_samples(width), np.zeros(0, bool))
+def nothing(width: int, *, turns: int = 0) -> types.Selected:
+    """An empty buffer for completions `width` tokens wide, of `turns` if they are credited apart.
+    """
+    return types.Selected(types.no_samples(width, turns=turns), np.zeros(0, bool))
 
 
 def learned_from(

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterator
 
 from dapo_jax import config, types
-from dapo_jax.data import encoding, files, origins, prompts, sources, store, workers
-from dapo_jax.envs import templates
+from dapo_jax.data import encoding, files, origins, prompts, shown, sources, store, workers
+from dapo_jax.envs import environments, templates
 from dapo_jax.text import chat as chats
 from dapo_jax.text import load as tokenizer_files
 from dapo_jax.text import tokenizer as tokenizers
@@ -36,6 +36,9 @@ def load(
         names, records = [name for name, _ in placed], [record for _, record in placed]
     else:
         records, counts = sources.load(cfg, split)
+    if cfg.environment.name and split == "train" and (cfg.sft.steps or cfg.sft.epochs):
+        records = shown.with_episodes(
+            records, environments.environment(cfg.environment.name), cfg.environment)
     records = prompts.in_chat(records, chat, wrap=wrap, names=names)
     table, more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_id, names=names)
     return table, {name: counts.get(name, 0) + more.get(name, 0) for name in counts | more}

@@ -43,13 +43,16 @@ def _result(call: str) -> str:
     try:
         return exact_sums.shown(exact_sums.value(call))
     except exact_sums.NoValue as error:
-        return f"error: {error}"
+        return f"error: {error}".lower()  # of an alphabet that may be small
 
 
-def _examples(count: int) -> list[base.Record]:
-    return records(seed=0, split="train", count=count)
+def _shown(record: Mapping[str, Any]) -> list[str]:
+    """The question as a call, a line, then the answer, another: lines are where a turn ends."""
+    question = record["prompt"].rsplit("\n", 1)[-1].strip().removesuffix("=").strip()
+    return [f"<{CALL}>{question}</{CALL}>\n", f"{record['answer']}\n"]
 
 
 ENVIRONMENT = episodes.Environment(
-    "calculator", start, step, idempotent=True, examples=_examples,
+    "calculator", start, step, idempotent=True, records=records,
+    parts=("calls", "tool_errors"), shown=_shown,
     purpose=f"products too long to do without <{CALL}>12*34</{CALL}>, whose result is told")

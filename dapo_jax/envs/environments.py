@@ -3,7 +3,7 @@
 import importlib
 
 from dapo_jax import config
-from dapo_jax.envs import episodes
+from dapo_jax.envs import base, episodes
 
 # By name and not imported: a worker imports the one that it serves.
 ENVIRONMENTS = {
@@ -11,6 +11,18 @@ ENVIRONMENTS = {
     "guess_number": "dapo_jax.envs.guess_number:ENVIRONMENT",
     "python": "dapo_jax.envs.python_tool:ENVIRONMENT",
 }
+
+
+def build(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
+    """The configured environment's own problems and how many are missing; ConfigError: none."""
+    found = environment(cfg.environment.name)
+    if found.records is None:
+        raise config.ConfigError(f"environment {found.name!r} brings no problems of its own: set "
+                                 "config.task.name to a task whose records it can play")
+    count = cfg.task.train_size if split == "train" else cfg.eval.prompts
+    made = [record | {"prompt": base.apply_template(cfg.task.template, record["prompt"])}
+            for record in found.records(seed=cfg.seed, split=split, count=count)]
+    return made, {"missing": count - len(made)}
 
 
 def environment(name: str) -> episodes.Environment:
@@ -30,3 +42,8 @@ def environment(name: str) -> episodes.Environment:
         raise config.ConfigError(f"environment {name!r}: {attribute!r} of {module_name!r} is no "
                                  f"episodes.Environment{config.near(attribute, vars(module))}")
     return found
+
+
+TASK = base.Task("environment", build, "dapo_jax.envs.math:score",  # the reward is never asked
+                 purpose="problems that config.environment brings with it: calculator, python, "
+                 "guess_number")

@@ -1,12 +1,11 @@
-"""Whole episodes on a pool of environments, and the log by which one is played again.
+"""Whole episodes on a pool of environments, and logged ones played again.
 
-A log's line is the episode as JSON. A replay gives the environment the recorded texts, not the
-model; if it does not say the same again, the environment is not deterministic, or has changed.
+A replay gives the environment the recorded texts, not the model; if it does not say the same again,
+the environment is not deterministic, or has changed.
 """
 
 import base64
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -116,22 +115,6 @@ def _next(episode: Episode, place: int, policy: Callable[[int, Episode], str | N
     if episode.failure or episode.done or len(episode.turns) >= turns:
         return None
     return policy(place, episode)
-
-
-def line(episode: Episode) -> str:
-    """One line of a log; TypeError for a record that JSON cannot hold."""
-    return json.dumps(dataclasses.asdict(episode), allow_nan=False) + "\n"
-
-
-def read(text: str) -> Episode:
-    """The episode of a line; ValueError says what is wrong with it."""
-    try:
-        value = json.loads(text)
-        turns = tuple(Played(**turn) for turn in value.pop("turns"))
-        messages = tuple(value.pop("messages"))
-        return Episode(**value, turns=turns, messages=messages)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"no line of an episode log: {error}") from error
 
 
 def replay(pool: episode_pool.Pool, logged: Sequence[Episode]) -> Replay:

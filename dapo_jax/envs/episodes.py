@@ -55,7 +55,11 @@ class Environment:
     purpose: str = ""  # a line that lists show
     idempotent: bool = False  # a failed call may be made again: it changes nothing outside
     ready: Callable[[], None] = _nothing  # ConfigError: the environment cannot be run here
-    examples: Callable[[int], list[base.Record]] | None = None  # (count) -> records
+    records: Callable[..., list[base.Record]] | None = None  # (*, seed, split, count) -> problems
+    # of its own, "train" or "eval", which share none; fewer than `count` where there are no more
+    parts: tuple[str, ...] = ()  # all names that Turn.parts may hold; (): not told
+    shown: Callable[[Mapping[str, Any]], Sequence[str]] | None = None  # (record) -> the model's
+    # texts, turn by turn, of an episode to learn from
 
 
 def seed(root: int, *, step: int, group: int, sample: int) -> int:

@@ -45,11 +45,20 @@ def step(state: dict, text: str) -> episodes.Turn:
                          {"malformed": int(not guesses)})
 
 
-def _examples(count: int) -> list[base.Record]:
-    return [{"prompt": prompt(LOW, high, TRIES), "low": LOW, "high": high, "tries": TRIES,
-             "answer": base.NO_ANSWER} for high in range(HIGH, HIGH + 10 * count, 10)]
+def records(*, seed: int, split: str, count: int) -> list[base.Record]:
+    """Games with different bounds, 10 to 100 numbers between them; "eval" has odd upper bounds."""
+    if split not in ("train", "eval"):
+        raise ValueError(f"split {split!r} is not 'train' or 'eval'")
+    odd = int(split == "eval")
+    rng = np.random.default_rng([seed, odd])
+    bounds = [(low, 2 * ((low + size) // 2) + odd) for low in range(1, 1001)
+              for size in range(10, 100, 2)]
+    order = rng.permutation(len(bounds))[:count].tolist()
+    return [{"prompt": prompt(*bounds[at], TRIES), "low": bounds[at][0], "high": bounds[at][1],
+             "tries": TRIES, "answer": base.NO_ANSWER} for at in order]
 
 
 ENVIRONMENT = episodes.Environment(
-    "guess_number", start, step, idempotent=True, examples=_examples,
+    "guess_number", start, step, idempotent=True, records=records,
+    parts=("malformed",),
     purpose="a game: find a number by guesses that are answered with higher or lower")

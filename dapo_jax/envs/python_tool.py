@@ -69,10 +69,7 @@ def _ready() -> None:
     sandbox.available()
 
 
-def _examples(count: int) -> list[base.Record]:
-    return records(seed=0, split="train", count=count)
-
-
 ENVIRONMENT = episodes.Environment(
-    "python", start, step, idempotent=True, ready=_ready, examples=_examples,
+    "python", start, step, idempotent=True, ready=_ready, records=records,
+    parts=("calls", "tool_errors"),
     purpose=f"problems for code in <{CALL}></{CALL}>, run in a sandbox; its output is told")

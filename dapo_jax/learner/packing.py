@@ -65,11 +65,11 @@ def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.n
          weights: np.ndarray, fresh: np.ndarray, shape: PackShape) -> list[types.TrainBatch]:
     """Microbatches with numpy leaves that hold every token of weight above 0 exactly once.
 
-    `advantages` f32[n], `weights` f32[n, T], `fresh` bool[n]. Rows without a weight are left out,
-    and tokens after a row's last weight do not count as content, since no earlier token sees them;
-    with no weight at all the list is empty. Slots of like length share a microbatch, which takes
-    the smallest buckets that hold it; packed ones have one shape. Raises ValueError where the
-    largest do not.
+    `advantages` f32[n] or f32[n, T], `weights` f32[n, T], `fresh` bool[n]. Rows without a weight
+    are left out, and tokens after a row's last weight do not count as content, since no earlier
+    token sees them; with no weight at all the list is empty. Slots of like length share a
+    microbatch, which takes the smallest buckets that hold it; packed ones have one shape. Raises
+    ValueError where the largest do not.
     """
     content = _content(weights)
     columns = (samples.tokens, samples.logprobs, _wide(advantages, weights), weights,
@@ -284,7 +284,7 @@ def _rows(slots: list[np.ndarray], columns: Columns, *, size: tuple[int, int, in
 
 
 def _wide(column: np.ndarray, like: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(column[:, None], like.shape)
+    return column if column.ndim == 2 else np.broadcast_to(column[:, None], like.shape)
 
 
 def _pad(rows: list[np.ndarray], size: tuple[int, int]) -> np.ndarray:

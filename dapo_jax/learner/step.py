@@ -6,7 +6,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo_jax import types
-from dapo_jax.learner import advantages, algorithms, packing, stacks, update, weights
+from dapo_jax.learner import (
+    advantages,
+    algorithms,
+    credit,
+    packing,
+    stacks,
+    update,
+    weights,
+)
+from dapo_jax.rollout import turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +29,13 @@ class Work:
 def prepare(
     samples: types.Samples, *, algorithm: algorithms.Algorithm, updates: int, step: int,
     table: types.PromptTable, shape: packing.PackShape, max_length: int,
-    chosen: np.ndarray | None = None,
+    chosen: np.ndarray | None = None, discount: float = 1.0,
 ) -> list[Work]:
     """The step's mini-batches, whole groups each. Advantages are made over the whole batch, weights
     over each mini-batch; one without a loss token is left out (it would change nothing but the
     optimizer's memory). `chosen` bool[n]: rows that are learned from, all if None; the others
-    count in the advantages' statistics only."""
-    advantage = advantages.ADVANTAGES[algorithm.advantage](
-        samples.shaped, samples.group, valid=samples.valid, lengths=samples.length,
-        settings=algorithms.advantage_settings(algorithm))
+    count in the advantages' statistics only. `discount`: by turn, of types.Episodes."""
+    advantage = _advantages(samples, algorithm, discount)
     if chosen is not None:
         samples, advantage = samples.take(chosen), advantage[chosen]
     mask = packing.overlong_mask(samples, algorithm.mask_overlong)
@@ -48,6 +55,22 @@ def prepare(
         if batches:
             work.append(Work(batches, int(samples.length[rows].sum())))
     return work
+
+
+def _advantages(
+    samples: types.Samples, algorithm: algorithms.Algorithm, discount: float
+) -> np.ndarray:
+    """f32[n], of a sample; of types.Episodes f32[n, T], its turn's, 0 where nothing was sampled."""
+    of_samples = advantages.ADVANTAGES[algorithm.advantage]
+    given = {"valid": samples.valid, "lengths": samples.loss_mask.sum(axis=1),
+             "settings": algorithms.advantage_settings(algorithm)}
+    if not isinstance(samples, types.Episodes):
+        return of_samples(samples.shaped, samples.group, **given)
+    turn = turns.turn_numbers(samples.loss_mask)
+    count = turn.max(axis=1, initial=turns.OUTSIDE) + 1
+    returns = credit.discounted(samples.turn_rewards, count, discount)
+    return credit.by_token(credit.advantages(
+        of_samples, returns, count, group=samples.group, **given), turn)
 
 
 def scored(

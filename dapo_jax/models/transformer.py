@@ -99,9 +99,24 @@ def extend(
     spec: ModelSpec, params: types.Tree, tokens: jax.Array, prompt: types.PromptCache
 ) -> jax.Array:
     """Hidden states [S, R, T, D] of rows i32[S, R, T] that continue their slot's prompt."""
+    return _after(spec, params, tokens, prompt)[0]
+
+
+def append(
+    spec: ModelSpec, params: types.Tree, tokens: jax.Array, context: types.PromptCache
+) -> attention.Pair:
+    """Keys [N, S, K, E, T] and values [N, S, K, T, E] of tokens i32[S, T] that continue a context.
+    """
+    keys, values = _after(spec, params, tokens[:, None], context)[1]
+    return keys[:, :, 0], values[:, :, 0]
+
+
+def _after(
+    spec: ModelSpec, params: types.Tree, tokens: jax.Array, prompt: types.PromptCache
+) -> tuple[jax.Array, attention.Pair]:
     places = attention.Places(prompt.length[:, None, None] + jnp.arange(tokens.shape[2]))
     seen = attention.Seen(places, places, _prompt_places(prompt))
-    return run(spec, params, tokens, (prompt.keys, prompt.values), seen)[0]
+    return run(spec, params, tokens, (prompt.keys, prompt.values), seen)
 
 
 def _prompt_places(prompt: types.PromptCache) -> attention.Places:

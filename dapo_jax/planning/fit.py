@@ -78,8 +78,7 @@ def slots(room: Room, work: Programs, *, compiles: int, asked: Compile | None) -
     largest, how = searched(
         min(most, int(max(0.0, left) * now / growing)), compile_at if asked else None,
         {now: growing} if asked else {}, room=left, compiles=compiles if left else 0, most=most)
-    samples = plan.phase.samples_per_prompt
-    rows = min(plan.cfg.rollout.rows or samples, samples)
+    rows = programs.rows(plan)
     running = max(work[name].temporary for name in ("prefill", "admit", "decode"))
     least = max(made, fixed + (held.prompt_cache + held.sample_cache / rows + running) / now)
     return {"temporary": max(peaks.values()) - held.in_rollout, "peak": max(peaks.values()),

@@ -29,6 +29,7 @@ class Held:
     weights: int  # the sampler's copy of the parameters
     prompt_cache: int
     sample_cache: int
+    parked: int  # contexts of samples that wait for a reply
 
     @property
     def in_update(self) -> int:
@@ -39,7 +40,7 @@ class Held:
     def in_rollout(self) -> int:
         """While samples are drawn."""
         return (self.parameters + self.optimizer + self.reference + self.weights
-                + self.prompt_cache + self.sample_cache)
+                + self.prompt_cache + self.sample_cache + self.parked)
 
 
 def on_device(tree: types.Tree) -> int:
@@ -56,7 +57,8 @@ def held(update_programs: update.Programs, rollout: rollout_programs.Programs) -
     return Held(
         on_device(state.params), on_device(state.opt_state), on_device(sums[0]),
         on_device(reference[0]) if reference else 0, on_device(weights), on_device(slots.cache),
-        on_device(slots.own))
+        on_device(slots.own),
+        on_device(rollout.parking.store.arguments[0]) if rollout.parking else 0)
 
 
 @dataclasses.dataclass(frozen=True)

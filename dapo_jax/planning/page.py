@@ -10,7 +10,8 @@ import rich.table
 GIB = 2 ** 30
 KINDS = {"parameters": "parameters", "optimizer": "optimizer", "gradients": "summed gradients",
          "reference": "reference model", "weights": "the sampler's weights",
-         "prompt_cache": "caches of prompts", "sample_cache": "caches of samples"}
+         "prompt_cache": "caches of prompts", "sample_cache": "caches of samples",
+         "parked": "contexts of samples that wait"}
 PROGRAMS = {"update": "activations: gradient of a microbatch", "apply": "optimizer step",
             "log-probs, old": "log-probs of the policy",
             "log-probs, reference": "log-probs of the reference",
@@ -61,7 +62,7 @@ def _memory(figures: Mapping[str, Any]) -> rich.table.Table:
     table = _table("GiB on each device", "kind", "update", "rollout", "from")
     held = figures["held"]
     sides = {"gradients": "update", "weights": "rollout", "prompt_cache": "rollout",
-             "sample_cache": "rollout"}
+             "sample_cache": "rollout", "parked": "rollout"}
     for kind, label in KINDS.items():
         if held[kind]:
             side = sides.get(kind)

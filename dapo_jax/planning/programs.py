@@ -132,15 +132,25 @@ def of_rollout(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0, laye
                beside: bool = False) -> rollout_programs.Programs:
     """The sampler's programs at its most slots, or at `slots`, and longest prompts; with `layers`
     of the model's only, if given; `beside`: at the next smaller number of slots too."""
-    rollout, samples = planned.cfg.rollout, planned.phase.samples_per_prompt
+    rollout, environment = planned.cfg.rollout, planned.cfg.environment
+    room = rollout_programs.Room(environment.parked, environment.parked_host)
     sampling = draw.Sampling(
         max_new_tokens=rollout.max_new_tokens, stop_ids=(0,), temperature=rollout.temperature,
         top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p)
     return rollout_programs.compile_programs(
-        cut(planned.traced, layers), sampling, mesh, rows=min(rollout.rows or samples, samples),
+        cut(planned.traced, layers), sampling, mesh, rows=rows(planned),
+        room=room if environment.name else None,
         slots=rollout.slots[-2:] if beside else (slots or rollout.slots[-1],),
         buckets=planned.cfg.prompts.buckets[-1:],
         chunk=min(rollout.chunk, rollout.max_new_tokens), gather=rollout.gather, build=program)
+
+
+def rows(planned: Plan) -> int:
+    """Rows of a slot while samples are drawn."""
+    if planned.cfg.environment.name:
+        return 1
+    samples = planned.phase.samples_per_prompt
+    return min(planned.cfg.rollout.rows or samples, samples)
 
 
 def batch_of(made: Program) -> types.TrainBatch:

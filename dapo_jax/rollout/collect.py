@@ -1,5 +1,6 @@
 """One step's samples from the policy: the controller's rounds of generating and scoring."""
 
+import collections
 import dataclasses
 import logging
 import math
@@ -12,15 +13,18 @@ import numpy as np
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
 from dapo_jax.dynamic_sampling import controller, gather
-from dapo_jax.envs import faults, math_answers, rewards
+from dapo_jax.envs import episode_rewards, faults, math_answers, rewards
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
-from dapo_jax.rollout import stops
+from dapo_jax.rollout import episodes_log, episodes_talk, stops, talking
 from dapo_jax.runtime import metrics as metric_lib
 from dapo_jax.runtime import processes
 from dapo_jax.text import tokenizer as tokenizers
 
 LOG = logging.getLogger(__name__)
+EVALUATED = -1  # the step in the seeds of an evaluation's episodes
+
+Judge = pools.Pool | episodes_talk.Scene  # what gives completions their rewards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Source:
     root: jax.Array  # the rollouts' key
     table: types.PromptTable
     tokenizer: tokenizers.Tokenizer
-    pool: pools.Pool
+    judge: Judge
     overlong: config.Overlong
     size: controller.CollectSettings | None = None  # None: nothing is filtered (evaluation)
     stop_texts: tuple[str, ...] = ()
@@ -57,6 +61,12 @@ class Round:
     scores: pools.Scores
     seconds: dict[str, float]
     use: engines.Use = engines.Use()
+    played: episodes_talk.Played | None = None  # None: completions of one turn
+
+    @property
+    def finals(self) -> list[str]:
+        """The texts in which an answer is looked for: of an episode, the model's last turn."""
+        return episodes_log.finals(self.played) if self.played else self.texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +96,8 @@ def settings(cfg: config.Config, phase: config.Phase, *,
 
 def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: int) -> Round:
     """Generate and score the plan's groups."""
+    if isinstance(source.judge, episodes_talk.Scene):
+        return _episodes(source, source.judge, params, plan, step=step)
     begun = time.perf_counter()
     served = engines.sample(source.engine, params, plan, table=source.table, root=source.root,
                             step=step)
@@ -96,6 +108,33 @@ def sample_round(source: Source, params: types.Tree, plan: types.Plan, *, step: 
     return dataclasses.replace(one, seconds=seconds, use=served.use)
 
 
+def _episodes(
+    source: Source, scene: episodes_talk.Scene, params: types.Tree, plan: types.Plan, *, step: int
+) -> Round:
+    """Play the plan's episodes, whose environment gives the rewards."""
+    begun, before = time.perf_counter(), collections.Counter(scene.pool.failures)
+    most, context = source.engine.sampling.max_new_tokens, source.engine.max_context
+    limits = np.array([min(most, context - len(source.table.tokens[prompt])) if context else most
+                       for prompt in plan.prompt.tolist()], np.int32)
+    desk = episodes_talk.begin(
+        scene, plan, table=source.table, limits=limits, step=step if source.size else EVALUATED,
+        ahead=source.engine.slots[-1] * source.engine.rows)
+    served = talking.sample(source.engine, params, plan, table=source.table, root=source.root,
+                            step=step, talk=episodes_talk.talk(desk))
+    samples, played = episodes_talk.finish(desk, served.samples, before=before)
+    texts, scores = episodes_log.texts(played), episode_rewards.scores(played.episodes,
+                                                                       scene.weights)
+    samples = episode_rewards.filled(
+        samples, played.episodes, texts, scores, weighed=scene.weights, overlong=source.overlong,
+        max_length=most, by_turn=scene.by_turn)
+    if scores.first_failure:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in scores.failures.items() if count)
+        LOG.warning("step %d: %d of %d episodes failed (%s); first: %s", step,
+                    (~scores.valid).sum(), len(texts), kinds, scores.first_failure)
+    return Round(samples, texts, scores, {"rollout": time.perf_counter() - begun, "reward": 0.0},
+                 served.use, played)
+
+
 def share_scored(source: Source, samples: types.Samples) -> Half:
     """Samples ended at stop texts, with their texts, and the scores of this process's share."""
     samples = stops.cut(samples, source.tokenizer.spelled, source.stop_texts)
@@ -103,7 +142,7 @@ def share_scored(source: Source, samples: types.Samples) -> Half:
     mine = processes.share(len(samples))
     records = [source.table.records[prompt] for prompt in samples.prompt[mine]]
     try:
-        own = pools.score(source.pool, texts[mine], records)
+        own = pools.score(source.judge, texts[mine], records)
     except config.ConfigError as error:  # the others must hear of it
         own = error
     return Half(samples, texts, own)
@@ -118,7 +157,7 @@ def scored(source: Source, half: Half, *, step: int, what: str) -> Round:
             raise one
     scores = rewards.joined(found, processes.shares(len(samples)), len(samples))
     samples = rewards.filled(
-        samples, texts, scores, weights=source.pool.weights, overlong=source.overlong,
+        samples, texts, scores, weights=source.judge.weights, overlong=source.overlong,
         max_length=source.engine.sampling.max_new_tokens)
     if scores.errors or scores.timeouts:
         kinds = ", ".join(f"{kind} {count}" for kind, count in scores.failures.items() if count)
@@ -170,6 +209,12 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
                for kind in faults.KINDS}
     if rounds:
         values |= _text_metrics(rounds) | _part_metrics(rounds)
+        if rounds[0].played:
+            values |= episodes_log.metrics([one.played for one in rounds])
+            values |= {"time/idle_share": collected.use.idle / max(collected.seconds["rollout"],
+                                                                   1e-9),
+                       "turns/parked": collected.use.parked + collected.use.parked_host,
+                       "turns/rerun_tokens": collected.use.rerun_tokens}
         values |= {"sampling/row_use": collected.use.row_use,
                    "sampling/chunks": collected.use.chunks}
         tokens = sum(int(one.samples.length.sum()) for one in rounds)
@@ -181,7 +226,7 @@ def _text_metrics(rounds: Sequence[Round]) -> dict[str, float]:
     length = np.concatenate([one.samples.length for one in rounds])
     stopped = np.concatenate([one.samples.stopped for one in rounds])
     texts = [text for one in rounds for text in one.texts]
-    parsed = [math_answers.extract(text) is not None for text in texts]
+    parsed = [math_answers.extract(text) is not None for one in rounds for text in one.finals]
     return {
         "length/mean": float(length.mean()), "length/max": int(length.max()),
         "length/truncated": float(1 - stopped.mean()), "format/stopped": float(stopped.mean()),
@@ -191,8 +236,10 @@ def _text_metrics(rounds: Sequence[Round]) -> dict[str, float]:
 def _part_metrics(rounds: Sequence[Round]) -> dict[str, float]:
     """Means over valid samples of the parts that the reward's functions gave, before weights."""
     valid = np.concatenate([one.samples.valid for one in rounds])
-    parts = {name: np.concatenate([one.scores.parts[name] for one in rounds])
-             for name in rounds[0].scores.parts}
+    names = dict.fromkeys(name for one in rounds for name in one.scores.parts)
+    parts = {name: np.concatenate([
+        one.scores.parts.get(name, np.zeros(len(one.samples), np.float32)) for one in rounds])
+        for name in names}
     return {f"reward/part/{name}": float(values[valid].mean()) if valid.any() else math.nan
             for name, values in parts.items()}
 
@@ -223,4 +270,5 @@ def _row(one: Round, row: int, table: types.PromptTable, kept: frozenset[int] | 
         "reward": float(samples.reward[row]), "shaped": float(samples.shaped[row]),
         "valid": bool(samples.valid[row]), "stopped": bool(samples.stopped[row]),
         "length": int(samples.length[row]), "kept": None if kept is None else group in kept,
-        "level": record.get("level")}
+        "level": record.get("level")} | (
+            {"episode": episodes_log.row(one.played, row)} if one.played else {})

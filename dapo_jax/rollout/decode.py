@@ -14,8 +14,11 @@ from dapo_jax.models.spec import ModelSpec
 from dapo_jax.rollout import draw
 
 
-def empty(spec: ModelSpec, *, slots: int, rows: int, width: int, new: int) -> types.Slots:
-    """Idle slots for prompts of up to `width` tokens and samples of up to `new`."""
+def empty(
+    spec: ModelSpec, *, slots: int, rows: int, width: int, new: int, turns: bool = False
+) -> types.Slots:
+    """Idle slots for prompts of up to `width` tokens and samples of up to `new`; with `turns`
+    those may be of several turns."""
     kept = (slots, spec.kv_heads, spec.head_size)
 
     def pair(shape: tuple[int, ...]) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
@@ -30,7 +33,8 @@ def empty(spec: ModelSpec, *, slots: int, rows: int, width: int, new: int) -> ty
         cache=types.PromptCache(*pair((*kept, width)), jnp.zeros(slots, jnp.int32)),
         hidden=jnp.zeros((slots, spec.d_model), spec.compute_dtype),
         own=types.SampleCache(*pair((slots, rows, *kept[1:], new))), clock=jnp.int32(0),
-        live=jnp.zeros((slots, rows), bool), **by_slot, **by_row)
+        live=jnp.zeros((slots, rows), bool),
+        turn=jnp.zeros(slots, jnp.int32) if turns else None, **by_slot, **by_row)
 
 
 def admit(
@@ -43,7 +47,7 @@ def admit(
     The keys that earlier rows left behind need no clearing: a row sees its own alone.
     """
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return _put(old, new, prompts.slot, parts)
+        return placed(old, new, prompts.slot, parts)
 
     rows = jnp.arange(slots.live.shape[1])
     begun = jnp.minimum(prompts.count, len(rows))
@@ -51,6 +55,8 @@ def admit(
            "budget": prompts.budget, "next": prompts.sample + begun, "left": prompts.count - begun,
            "sample": prompts.sample[:, None] + rows, "live": rows < begun[:, None],
            "position": jnp.zeros((len(begun), len(rows)), jnp.int32)}
+    if slots.turn is not None:
+        new["turn"] = jnp.zeros_like(prompts.slot)
     return types.Slots(**vars(slots) | {name: put(getattr(slots, name), value)
                                         for name, value in new.items()} | {
         "cache": types.PromptCache(
@@ -59,8 +65,9 @@ def admit(
             put(slots.cache.length, prompts.length))})
 
 
-def _put(old: jax.Array, new: jax.Array, slot: jax.Array, parts: int) -> jax.Array:
-    """Rows of `new` at their places of `old`; beyond a shorter axis of `new`, the old stays."""
+def placed(old: jax.Array, new: jax.Array, slot: jax.Array, parts: int) -> jax.Array:
+    """Rows of `new` at their places of `old`, counted within a part; one beyond the part is
+    dropped. Beyond a shorter axis of `new`, the old stays."""
     def one(old: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
         window = tuple(slice(0, size) for size in new.shape[1:])
         return old.at[(slot, *window)].set(new, mode="drop")
@@ -71,16 +78,15 @@ def _split(x: jax.Array, parts: int) -> jax.Array:
     return x.reshape(parts, -1, *x.shape[1:])
 
 
+def taken(x: jax.Array, source: jax.Array, parts: int) -> jax.Array:
+    """Rows of x by their places within a part, i32[A]."""
+    rows = jax.vmap(lambda x, at: x[at])(_split(x, parts), jnp.maximum(_split(source, parts), 0))
+    return rows.reshape(source.shape[0], *x.shape[1:])
+
+
 def resize(parts: int, slots: types.Slots, source: jax.Array) -> types.Slots:
     """As many slots as `source` i32[S'] names, each a copy of the old one, -1: an idle one."""
-    def take(x: jax.Array) -> jax.Array:
-        if x.ndim == 0:  # the clock
-            return x
-        moved = jax.vmap(lambda x, at: x[at])(_split(x, parts),
-                                              jnp.maximum(_split(source, parts), 0))
-        return moved.reshape(source.shape[0], *x.shape[1:])
-
-    moved = jax.tree.map(take, slots)
+    moved = jax.tree.map(lambda x: x if x.ndim == 0 else taken(x, source, parts), slots)  # 0: clock
     return types.Slots(**vars(moved) | {"live": moved.live & (source >= 0)[:, None]})
 
 
@@ -129,13 +135,14 @@ def _step(
     logits = head.logits(weights, hidden, softcap=spec.logit_softcap)
     prompt, visit = (jnp.broadcast_to(x[:, None], position.shape)
                      for x in (slots.prompt, slots.visit))
-    keys = draw.row_keys(root, prompt, visit, slots.sample)
+    turn = 0 if slots.turn is None else jnp.broadcast_to(slots.turn[:, None], position.shape)
+    keys = draw.row_keys(root, prompt, visit, slots.sample, turn=turn)
     token, logprob = draw.draw(logits, draw.uniforms(keys, position), sampling)
     drawn = {"token": token, "logprob": logprob, "position": position,
              "sample": jnp.where(slots.live, slots.sample, -1)}
     stopped = jnp.isin(token, jnp.asarray(sampling.stop_ids, jnp.int32))
     ended = slots.live & (stopped | (position + 1 >= _budgets(slots)))
-    clock = (slots.clock + 1) % sampling.max_new_tokens
+    clock = (slots.clock + 1) % slots.own.keys[0].shape[-1]
     slots = types.Slots(**vars(slots) | {"own": own, "token": token, "clock": clock})
     return _next_samples(slots, ended), drawn
 

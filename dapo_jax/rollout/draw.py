@@ -29,17 +29,20 @@ class Sampling:
 
 
 def row_keys(
-    root: jax.Array, prompt: jax.Array, visit: jax.Array, sample: jax.Array, *, turn: int = 0
+    root: jax.Array, prompt: jax.Array, visit: jax.Array, sample: jax.Array, *,
+    turn: jax.Array | int = 0,
 ) -> jax.Array:
-    """Key of each row, from its prompt's id, visit and sample number i32[...] alone."""
-    def one(prompt: jax.Array, visit: jax.Array, sample: jax.Array) -> jax.Array:
+    """Key of each row, from its prompt's id, visit, sample number and turn i32[...] alone; one
+    `turn` may be that of all rows."""
+    def one(prompt: jax.Array, visit: jax.Array, sample: jax.Array, turn: jax.Array | int = turn
+            ) -> jax.Array:
         key = root
         for number in (prompt, visit, sample, turn):
             key = jax.random.fold_in(key, number)
         return key
     for _ in prompt.shape:
         one = jax.vmap(one)
-    return one(prompt, visit, sample)
+    return one(prompt, visit, sample, *(() if isinstance(turn, int) else (turn,)))
 
 
 def uniforms(keys: jax.Array, position: jax.Array) -> jax.Array:

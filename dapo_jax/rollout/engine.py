@@ -45,6 +45,12 @@ class Use:
     chunks: int = 0
     prompt_tokens: int = 0  # run by prefills, without padding
     sizes: tuple[int, ...] = ()  # S of each chunk
+    parked: int = 0  # contexts of samples that waited for a reply, kept on the device
+    parked_host: int = 0
+    unkept: int = 0  # contexts that neither had room for
+    reply_tokens: int = 0  # run to append replies, each turn's last token included
+    rerun_tokens: int = 0  # run again, of contexts that were not kept
+    idle: float = 0.0  # seconds spent on replies with nothing on the device
 
     @property
     def row_use(self) -> float:
@@ -76,28 +82,35 @@ Feed = Callable[[Boundary], types.Plan | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Hall:
+class Hall:
     """The slots on the device, and on the host who sits in them and who waits."""
 
     slots: types.Slots | None
     seats: np.ndarray  # i32[S] place in the ledger, or NOBODY
     waiting: collections.deque[seating.Piece]
 
+    @property
+    def occupied(self) -> bool:
+        """Whether anybody sits in a slot."""
+        return bool((self.seats != seating.NOBODY).any())
+
 
 def compile_engine(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
     buckets: Sequence[int], max_context: int = 0, share: int = 0, chunk: int = 32,
-    gather: bool = True,
+    gather: bool = True, room: programs.Room | None = None,
 ) -> Engine:
     """Compile every shape that a run can ask for.
 
     `share` is how many samples of a group stream through one slot (0: rows), `chunk` how many
-    tokens a row draws before the host looks. `gather`: weights are whole on each device of the
-    mesh's fsdp axis while samples are drawn; else they are gathered for every token.
+    tokens a row draws before the host looks. `gather`: weights are whole on each device of mesh.fsdp
+    while samples are drawn, or gathered for every token. `room`: for samples of several turns.
     """
+    if room is not None and rows != 1:
+        raise ValueError(f"rows = {rows}: a sample of several turns needs a slot of its own")
     compiled = programs.compile_programs(
         spec, sampling, mesh, rows=rows, slots=slots, buckets=buckets,
-        chunk=min(chunk, sampling.max_new_tokens), gather=gather)
+        chunk=min(chunk, sampling.max_new_tokens), gather=gather, room=room)
     return Engine(sampling, rows, share or rows, tuple(slots), tuple(buckets), max_context,
                   mesh_lib.batch_parts(mesh), compiled)
 
@@ -140,20 +153,21 @@ def serve(
     draw.py. `root` lies on the device; ValueError names a group that cannot be sampled.
     """
     weights = engine.programs.weights(params)
-    ledger, hall, use = ledgers.new(engine.sampling.max_new_tokens), _empty_hall(), Use()
+    ledger, hall, use = ledgers.new(engine.sampling.max_new_tokens), empty_hall(), Use()
     flying, finished = None, np.zeros(0, np.int32)
     for number in itertools.count():
-        plan = feed(_boundary(engine, ledger, hall, number=number, finished=finished))
+        plan = feed(boundary(engine, ledger, hall, number=number, finished=finished))
         if plan is None:
             break
-        ledger, hall = _admitted(engine, ledger, hall, plan, table, step)
+        ledger, hall = admitted(engine, ledger, hall, plan, table, step, share=engine.share)
         if flying is not None:
             free = mesh_lib.fetch(flying[0].free)
             hall = dataclasses.replace(hall, seats=np.where(free, seating.NOBODY, hall.seats))
         landed, flying = flying, None
-        hall, tokens = _fill(engine, params, ledger, hall, table)
-        if (hall.seats != seating.NOBODY).any():
-            hall, flying = _launch(engine, weights, hall, root)
+        hall = sized(engine, hall, len(hall.waiting))
+        hall, tokens = fill(engine, params, ledger.plan, hall, table)
+        if hall.occupied:
+            hall, flying = launch(engine, weights, hall, root, waiting=bool(hall.waiting))
         if landed is None and flying is None:
             break
         finished, use = _land(engine, ledger, landed, use)
@@ -163,29 +177,32 @@ def serve(
                   ledgers.rows(ledger, np.flatnonzero(~whole)), use)
 
 
-def _empty_hall() -> _Hall:
-    return _Hall(None, np.zeros(0, np.int32), collections.deque())
+def empty_hall() -> Hall:
+    """No slots, and nobody who waits."""
+    return Hall(None, np.zeros(0, np.int32), collections.deque())
 
 
-def _boundary(
-    engine: Engine, ledger: ledgers.Ledger, hall: _Hall, *, number: int, finished: np.ndarray
+def boundary(
+    engine: Engine, ledger: ledgers.Ledger, hall: Hall, *, number: int, finished: np.ndarray
 ) -> Boundary:
+    """What a feed is told; `finished` are places of groups in the ledger."""
     seated = int((hall.seats != seating.NOBODY).sum())
     return Boundary(number, ledgers.rows(ledger, finished), ledger.plan.group[ledger.missing > 0],
                     len(hall.waiting), max(0, engine.slots[-1] - seated - len(hall.waiting)))
 
 
-def _admitted(
-    engine: Engine, ledger: ledgers.Ledger, hall: _Hall, plan: types.Plan,
-    table: types.PromptTable, step: int,
-) -> tuple[ledgers.Ledger, _Hall]:
-    """The plan's groups in the ledger, and their pieces at the end of those that wait."""
+def admitted(
+    engine: Engine, ledger: ledgers.Ledger, hall: Hall, plan: types.Plan,
+    table: types.PromptTable, step: int, *, share: int,
+) -> tuple[ledgers.Ledger, Hall]:
+    """The plan's groups in the ledger, and their pieces of up to `share` samples at the end of
+    those that wait."""
     count, begun = len(plan.size), len(ledger)
     first = np.zeros(count, np.int32) if plan.first is None else plan.first
     plan = dataclasses.replace(plan, first=first, budget=_budgets(engine, plan, table))
     waiting = hall.waiting + collections.deque(itertools.chain.from_iterable(
         seating.pieces(begun + place, first=int(first[place]), size=int(plan.size[place]),
-                       share=engine.share) for place in range(count)))
+                       share=share) for place in range(count)))
     return ledgers.add(ledger, plan, step=step), dataclasses.replace(hall, waiting=waiting)
 
 
@@ -208,29 +225,32 @@ def _budgets(engine: Engine, plan: types.Plan, table: types.PromptTable) -> np.n
     return np.minimum(budget, room).astype(np.int32)
 
 
-def _fill(
-    engine: Engine, params: types.Tree, ledger: ledgers.Ledger, hall: _Hall,
-    table: types.PromptTable,
-) -> tuple[_Hall, int]:
-    """As many slots as are needed, waiting pieces in the free ones; and the prompt tokens run."""
-    size = seating.size_for(hall.seats, len(hall.waiting), ladder=engine.slots, parts=engine.parts)
-    if size != len(hall.seats) and (hall.waiting or (hall.seats != seating.NOBODY).any()):
-        hall = _resized(engine, hall, size)
+def sized(engine: Engine, hall: Hall, waiting: int) -> Hall:
+    """As many slots as those who sit and so many who wait need."""
+    size = seating.size_for(hall.seats, waiting, ladder=engine.slots, parts=engine.parts)
+    change = size != len(hall.seats) and (waiting or hall.occupied)
+    return _resized(engine, hall, size) if change else hall
+
+
+def fill(
+    engine: Engine, params: types.Tree, plan: types.Plan, hall: Hall, table: types.PromptTable
+) -> tuple[Hall, int]:
+    """Waiting pieces in the free slots, and the prompt tokens run; `plan` is the ledger's."""
     chosen = seating.seat(hall.seats, hall.waiting, parts=engine.parts)
     waiting = collections.deque(itertools.islice(hall.waiting, len(chosen), None))
     seats, slots, tokens = hall.seats.copy(), hall.slots, 0
     for slot, piece in chosen:
         seats[slot] = piece.group
-    for width, batch in programs.batches(engine.programs, chosen, ledger.plan, table, size=size,
+    for width, batch in programs.batches(engine.programs, chosen, plan, table, size=len(seats),
                                          parts=engine.parts, buckets=engine.buckets):
         tokens += int(batch.length.sum())
         batch = mesh_lib.put(batch, engine.programs.split)
         ran = engine.programs.prefill[width](params, batch.tokens, batch.length)
-        slots = engine.programs.admit[size, width](slots, batch, *ran)
-    return _Hall(slots, seats, waiting), tokens
+        slots = engine.programs.admit[len(seats), width](slots, batch, *ran)
+    return Hall(slots, seats, waiting), tokens
 
 
-def _resized(engine: Engine, hall: _Hall, size: int) -> _Hall:
+def _resized(engine: Engine, hall: Hall, size: int) -> Hall:
     if hall.slots is None:
         return dataclasses.replace(hall, slots=engine.programs.empty[size](),
                                    seats=np.full(size, seating.NOBODY, np.int32))
@@ -245,14 +265,14 @@ def _resized(engine: Engine, hall: _Hall, size: int) -> _Hall:
     return dataclasses.replace(hall, slots=slots, seats=seats)
 
 
-def _launch(
-    engine: Engine, weights: types.Tree, hall: _Hall, root: jax.Array
-) -> tuple[_Hall, tuple[types.Chunk, np.ndarray]]:
+def launch(
+    engine: Engine, weights: types.Tree, hall: Hall, root: jax.Array, *, waiting: bool
+) -> tuple[Hall, tuple[types.Chunk, np.ndarray]]:
     """Start a chunk; it ends early once a refill, or a move to fewer slots, is worth it."""
     size, free = len(hall.seats), int((hall.seats == seating.NOBODY).sum())
     smaller = max((s for s in engine.slots if s < size), default=0)
     worth = size - smaller
-    if hall.waiting:
+    if waiting:
         worth = free + programs.refill(size, engine.parts)
     enough = mesh_lib.put(np.int32(max(worth, free + 1)), engine.programs.whole)
     slots, chunk = engine.programs.decode[size](weights, hall.slots, root, enough)
@@ -267,8 +287,13 @@ def _land(
         return np.zeros(0, np.int32), use
     chunk, seats = mesh_lib.fetch(landed[0]), landed[1]
     finished = ledgers.write(ledger, chunk, seats, stop_ids=engine.sampling.stop_ids)
+    return finished, counted(engine, use, chunk, len(seats))
+
+
+def counted(engine: Engine, use: Use, chunk: types.Chunk, size: int) -> Use:
+    """The use with a chunk of `size` slots."""
     steps = int(chunk.steps)
-    return finished, Use(
-        use.live + int((chunk.sample[:steps] >= 0).sum()),
-        use.computed + steps * len(seats) * engine.rows, use.steps + steps, use.chunks + 1,
-        use.prompt_tokens, (*use.sizes, len(seats)))
+    return dataclasses.replace(
+        use, live=use.live + int((chunk.sample[:steps] >= 0).sum()),
+        computed=use.computed + steps * size * engine.rows, steps=use.steps + steps,
+        chunks=use.chunks + 1, sizes=(*use.sizes, size))

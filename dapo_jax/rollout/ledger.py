@@ -46,11 +46,23 @@ def add(ledger: Ledger, plan: types.Plan, *, step: int) -> Ledger:
                   join(ledger.missing, plan.size.copy()))
 
 
-def write(
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Tokens of a chunk in the order of its steps, and of slots within one."""
+
+    row: np.ndarray  # i32[n] of the ledger's samples
+    group: np.ndarray  # i32[n] place in the ledger
+    slot: np.ndarray  # i32[n]
+    column: np.ndarray  # i32[n] of the chunk
+    position: np.ndarray  # i32[n]
+    stopped: np.ndarray  # bool[n] a stop token
+
+
+def fill(
     ledger: Ledger, chunk: types.Chunk, seats: np.ndarray, *, stop_ids: tuple[int, ...]
-) -> np.ndarray:
+) -> Drawn:
     """Fill in what a chunk drew; `seats` i32[S] is the group (its place in the ledger) of each
-    slot. Returns the places of the groups that are complete with it, ascending."""
+    slot."""
     steps = int(chunk.steps)
     column, slot, row = np.nonzero(chunk.sample[:steps] >= 0)
     at = column, slot, row
@@ -63,7 +75,21 @@ def write(
     np.maximum.at(samples.length, place, position + 1)
     stopped = np.isin(token, stop_ids)
     samples.stopped[place[stopped]] = True
-    ended = group[stopped | (position + 1 >= ledger.plan.budget[group])]
+    return Drawn(place, group, slot, column, position, stopped)
+
+
+def write(
+    ledger: Ledger, chunk: types.Chunk, seats: np.ndarray, *, stop_ids: tuple[int, ...]
+) -> np.ndarray:
+    """`fill` where a sample is over with its first stop token or at its budget. Returns the places
+    of the groups that are complete with it, ascending."""
+    drawn = fill(ledger, chunk, seats, stop_ids=stop_ids)
+    over = drawn.stopped | (drawn.position + 1 >= ledger.plan.budget[drawn.group])
+    return complete(ledger, drawn.group[over])
+
+
+def complete(ledger: Ledger, ended: np.ndarray) -> np.ndarray:
+    """Count samples that are over, by their groups; the groups that are complete with them."""
     np.subtract.at(ledger.missing, ended, 1)
     touched = np.unique(ended)
     return touched[ledger.missing[touched] == 0]

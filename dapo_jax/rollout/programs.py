@@ -13,10 +13,33 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dapo_jax import types
 from dapo_jax.models import transformer
 from dapo_jax.models.spec import ModelSpec
-from dapo_jax.rollout import decode, draw, seating
+from dapo_jax.rollout import decode, draw, parked, seating
 from dapo_jax.runtime import mesh as mesh_lib
 
 SPLIT = PartitionSpec(("data", "fsdp"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """How many contexts of samples that wait for a reply are kept, and how replies are run."""
+
+    device: int  # contexts kept there
+    host: int  # beside those
+    replies: tuple[int, ...] = (16, 256)  # the ladder of C, tokens that are appended at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Parking:
+    """Programs for contexts, A at once; see parked.py. Pools and slots are changed in place."""
+
+    empty: Callable  # () -> pool
+    lines: Mapping[int, Callable]  # by S; (slots, slot, column, count) -> contexts
+    store: Callable  # (pool, entry, contexts) -> pool
+    extend: Mapping[int, Callable]  # by C; (parameters, pool, entry, tokens, start, count) -> pool
+    seat: Mapping[int, Callable]  # by S; (slots, pool, resumed) -> slots
+    room: Room  # with `device` a multiple of the parts
+    ring: int  # columns of a slot's own keys
+    place: NamedSharding  # of contexts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +55,13 @@ class Programs:
     admitted: int  # A, prompts of one admission
     split: NamedSharding  # of prompts and sources
     whole: NamedSharding  # of single numbers
+    parking: Parking | None = None  # None: samples are of one turn
 
 
 def compile_programs(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
-    buckets: Sequence[int], chunk: int, gather: bool, build: mesh_lib.Build = mesh_lib.compiled,
+    buckets: Sequence[int], chunk: int, gather: bool, room: Room | None = None,
+    build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
     """Compile every shape that a run can ask for; see engine.compile_engine. `build` makes a
     program of a jitted function, the mesh and shapes of the arguments."""
@@ -46,6 +71,8 @@ def compile_programs(
     params = mesh_lib.structs(params, mesh_lib.param_shardings(mesh, spec))
     root = mesh_lib.structs(jax.eval_shape(lambda: jax.random.key(0)), whole)
     shape = {"rows": rows, "width": buckets[-1], "new": sampling.max_new_tokens}
+    if room is not None:
+        shape |= {"new": sampling.max_new_tokens + chunk, "turns": True}
     state = {count: _state(spec, mesh, slots=count, **shape) for count in slots}
     unstack = functools.partial(transformer.unstack, spec)
     prefill = functools.partial(transformer.prefill, spec)
@@ -75,7 +102,40 @@ def compile_programs(
             out=_places(state[pair[1]]))
             for small, large in itertools.pairwise(slots) for pair in ((small, large),
                                                                        (large, small))},
-        admitted=admitted, split=split, whole=whole)
+        admitted=admitted, split=split, whole=whole,
+        parking=None if room is None else _parking(
+            spec, mesh, made, params, state, admitted=admitted, room=room,
+            length=buckets[-1] + sampling.max_new_tokens, ring=shape["new"]))
+
+
+def _parking(
+    spec: ModelSpec, mesh: Mesh, made: Callable, params: types.Tree,
+    state: Mapping[int, types.Slots], *, admitted: int, room: Room, length: int,
+    ring: int,
+) -> Parking:
+    """The programs for contexts of up to `length` tokens. Beside those that are kept the pool has A
+    entries, through which all others come back."""
+    parts, place = mesh_lib.batch_parts(mesh), NamedSharding(
+        mesh, PartitionSpec(None, *SPLIT, _heads(spec, mesh)))
+    room = dataclasses.replace(room, device=-(-room.device // parts) * parts)
+    entries, make = room.device + admitted, functools.partial(parked.empty, spec, length=length)
+    pool, contexts = (mesh_lib.structs(jax.eval_shape(functools.partial(make, entries=count)),
+                                       place) for count in (entries, admitted))
+    split, bind = NamedSharding(mesh, SPLIT), functools.partial
+    some = jax.ShapeDtypeStruct((admitted,), jnp.int32, sharding=split)
+    return Parking(
+        empty=made(bind(make, entries=entries), out=_places(pool)),
+        lines={count: made(bind(parked.lines, parts, length), slots, some, some, some,
+                           out=_places(contexts)) for count, slots in state.items()},
+        store=made(bind(parked.store, parts), pool, some, contexts, out=_places(pool), donate=0),
+        extend={width: made(
+            bind(parked.extend, spec, parts), params, pool, some,
+            jax.ShapeDtypeStruct((admitted, width), jnp.int32, sharding=split), some, some,
+            out=_places(pool), donate=1) for width in sorted({min(w, length)
+                                                              for w in room.replies})},
+        seat={count: made(bind(parked.seat, parts), slots, pool, types.Resumed(*(some,) * 10),
+                          out=_places(slots), donate=0) for count, slots in state.items()},
+        room=room, ring=ring, place=place)
 
 
 def _weight_places(spec: ModelSpec, mesh: Mesh, *, gather: bool) -> types.Tree:
@@ -139,12 +199,9 @@ def _heads(spec: ModelSpec, mesh: Mesh) -> str | None:
     return "tensor" if spec.kv_heads % mesh.shape["tensor"] == 0 else None
 
 
-def _state(
-    spec: ModelSpec, mesh: Mesh, *, slots: int, rows: int, width: int, new: int
-) -> types.Slots:
+def _state(spec: ModelSpec, mesh: Mesh, **shape: int) -> types.Slots:
     """Shapes of the state and where it lies: slots are split, and kv heads."""
-    shapes = jax.eval_shape(functools.partial(decode.empty, spec, slots=slots, rows=rows,
-                                              width=width, new=new))
+    shapes = jax.eval_shape(functools.partial(decode.empty, spec, **shape))
 
     def place(tree: types.Tree, *axes: str | None) -> types.Tree:
         return mesh_lib.structs(tree, NamedSharding(mesh, PartitionSpec(*axes)))

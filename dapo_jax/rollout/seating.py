@@ -29,15 +29,19 @@ def seat(seats: np.ndarray, waiting: Sequence[Piece], *, parts: int) -> list[tup
     `seats` i32[S] is the group in each slot, or NOBODY. Each piece goes to the part of the slots
     with the most free ones, so that no device is left with the last samples.
     """
-    free = [list(np.flatnonzero(part == NOBODY) + number * len(part))
-            for number, part in enumerate(seats.reshape(parts, -1))]
-    chosen = []
+    chosen, left = [], free(seats, parts=parts)
     for piece in waiting:
-        widest = max(range(parts), key=lambda part: len(free[part]))
-        if not free[widest]:
+        widest = max(range(parts), key=lambda part: len(left[part]))
+        if not left[widest]:
             break
-        chosen.append((int(free[widest].pop(0)), piece))
+        chosen.append((left[widest].pop(0), piece))
     return chosen
+
+
+def free(seats: np.ndarray, *, parts: int) -> list[list[int]]:
+    """The free slots of each part, ascending."""
+    return [(np.flatnonzero(part == NOBODY) + number * len(part)).tolist()
+            for number, part in enumerate(seats.reshape(parts, -1))]
 
 
 def size_for(seats: np.ndarray, waiting: int, *, ladder: Sequence[int], parts: int) -> int:

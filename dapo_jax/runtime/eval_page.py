@@ -19,10 +19,11 @@ TEMPLATE = """<!doctype html>
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light dark; --ink: #1c2128; --faint: #5d6673; --paper: #fff; --line: #d9dde3;
-  --card: #f6f7f9; --right: #1f7a3f; --wrong: #b0372f; --other: #8a5200; --chosen: #e3ebf7; }
+  --card: #f6f7f9; --right: #1f7a3f; --wrong: #b0372f; --other: #8a5200; --chosen: #e3ebf7;
+  --told: #ece4f6; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e3e6ea; --faint: #9aa3af; --paper: #16191d; --line: #343a42; --card: #1f2329;
-    --right: #62c587; --wrong: #f0857c; --other: #e0a458; --chosen: #2b3a52; } }
+    --right: #62c587; --wrong: #f0857c; --other: #e0a458; --chosen: #2b3a52; --told: #35293f; } }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 64rem; margin: 1.5rem auto; padding: 0 1rem; }
@@ -45,6 +46,7 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
 .text { font: .82rem/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
   margin: .3rem 0; max-height: 22rem; overflow-y: auto; unicode-bidi: isolate; }
 .head { font-size: .85rem; }
+.told { background: var(--told); border-radius: 4px; padding: .1rem .4rem; }
 .response { border-top: 1px solid var(--line); padding-top: .5rem; margin-top: .5rem; }
 .response .head { display: flex; flex-wrap: wrap; gap: .2rem .9rem; }
 .verdict { font-weight: 600; }
@@ -58,7 +60,9 @@ code { font: .85em ui-monospace, monospace; overflow-wrap: anywhere; white-space
 <body>
 <h1>{{ title }}</h1>
 <p>{{ report.samples }} answers to each of {{ report.prompts }} prompts{{ sampling }}. In brackets:
-95% bootstrap intervals over prompts. {{ shown }}</p>
+95% bootstrap intervals over prompts. {{ shown }}{% if episodes %} What the model was told between
+its turns stands on <span class="told">this ground</span>: it is neither scored nor learned.{% endif
+%}</p>
 <div class="wide"><table><tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>
@@ -129,6 +133,22 @@ function select() {
   more();
 }
 
+function episode(box, one) {
+  one.turns.forEach((turn, at) => {
+    const line = add(box, "div", "head faint", "turn " + (at + 1) + " · reward " + turn.reward +
+      " · " + turn.seconds.toFixed(3) + " s");
+    for (const [name, value] of Object.entries(turn.parts))
+      add(line, "span", value && name.includes("error") ? "mark" : "",
+        " · " + name.replaceAll("_", " ") + " " + value);
+    add(box, "div", "text", visible(turn.text)).tabIndex = 0;
+    if (turn.reply && !turn.done)
+      add(box, "div", "text told", visible(turn.reply)).tabIndex = 0;
+  });
+  if (one.last) add(box, "div", "text", visible(one.last)).tabIndex = 0;
+  const why = one.failure ? "failed (" + one.failure + "): " + one.message : "over: " + one.ended;
+  add(box, "div", "head " + (one.failure ? "mark" : "faint"), visible(why));
+}
+
 function card(prompt, responses) {
   const article = add(byId("list"), "article");
   const right = prompt.responses.filter((one) => one.mode === "sampled");
@@ -144,7 +164,8 @@ function card(prompt, responses) {
     pair(line, "extracted", one.extracted);
     pair(line, "right answer", prompt.answer);
     add(line, "span", "faint", one.mode + " · " + one.length + " tokens · reward " + one.reward);
-    add(box, "div", "text", visible(one.text)).tabIndex = 0;
+    if (one.episode) episode(box, one.episode);
+    else add(box, "div", "text", visible(one.text)).tabIndex = 0;
   }
 }
 
@@ -187,7 +208,8 @@ def render(title: str, report: Mapping[str, Any], rows: Sequence[Mapping[str, An
     `limit` of them (0: all).
 
     A row has prompt_id, prompt, answer, dataset, level, mode (sampled or greedy), completion,
-    extracted, verdict (right, wrong or invalid), stopped, length and reward.
+    extracted, verdict (right, wrong or invalid), stopped, length and reward, and episode (as
+    rollout/episodes_log.row makes it) if it is of several turns.
     """
     prompts, count = _by_prompt(rows, limit)
     shown = "" if count == len(rows) else (f"Here are {count} of {len(rows)} responses, those to "
@@ -196,8 +218,15 @@ def render(title: str, report: Mapping[str, Any], rows: Sequence[Mapping[str, An
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     text = environment.from_string(TEMPLATE).render(
         title=title, report=report, sampling=f", {report.get('sampling', 'sampled')}",
-        shown=shown, head=head, rows=cells, kinds=KINDS, data=page.embedded(prompts))
+        shown=shown, head=head, rows=cells, kinds=KINDS, data=page.embedded(prompts),
+        episodes=any("episode" in row for row in rows))
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
+    own = row.get("episode")
+    return {"episode": {"turns": own["turns"], "last": own["last_text"], "ended": own["ended"],
+                        "failure": own["failure"], "message": own["message"]}} if own else {}
 
 
 def _by_prompt(rows: Sequence[Mapping[str, Any]], limit: int) -> tuple[list[dict], int]:
@@ -210,7 +239,7 @@ def _by_prompt(rows: Sequence[Mapping[str, Any]], limit: int) -> tuple[list[dict
         one["responses"].append({
             "mode": row["mode"], "text": row["completion"], "extracted": row["extracted"],
             "verdict": row["verdict"], "truncated": not row["stopped"], "length": row["length"],
-            "reward": row["reward"]})
+            "reward": row["reward"]} | _episode(row))
     kept, count = [], 0
     for prompt in prompts.values():
         if limit and kept and count + len(prompt["responses"]) > limit:

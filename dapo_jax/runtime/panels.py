@@ -48,6 +48,16 @@ PANELS = (
     Panel("endings", "How completions end", "share of samples", (
         ("length/truncated", "truncated"), ("format/stopped", "stopped"),
         ("format/valid", "with an answer")), limits=SHARE),
+    Panel("turns", "Turns and tools", "per episode", (
+        ("turns/mean", "turns"), ("turns/calls", "tool calls"),
+        ("turns/tool_errors", "tool errors")), limits=(0, None)),
+    Panel("failures", "Failed episodes", "episodes per step", (
+        ("invalid/env_error", "all"), ("invalid/kind_error", "raised"),
+        ("invalid/kind_timeout", "late"), ("invalid/kind_ended", "worker ended")),
+        limits=(0, None), note="They are in neither loss nor statistics."),
+    Panel("waiting", "Waiting for environments", "share of sampling, seconds of a call", (
+        ("time/idle_share", "device idle"), ("time/environment_p50", "median call"),
+        ("time/environment_p95", "95th percentile")), limits=(0, None)),
     Panel("sampling", "Prompts asked for", "prompts per step", (
         ("sampling/asked", "asked"), ("sampling/needed", "needed"),
         ("sampling/predicted", "predicted"), (ORACLE, "oracle")), SAMPLING, limits=(0, None),

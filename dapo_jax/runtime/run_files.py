@@ -133,7 +133,19 @@ def _row(row: Mapping[str, Any], kind: str, step: int) -> dict[str, Any]:
     return {"kind": kind, "step": step, "right": _right(row), "reward": reward,
             "length": row.get("length", "–"), "stopped": words[row.get("stopped")],
             "kept": words[row.get("kept")], "level": str(row.get("level") or ""),
-            **{name: _short(row.get(name)) for name in ("prompt", "completion", "answer")}}
+            **{name: _short(row.get(name)) for name in ("prompt", "completion", "answer")},
+            **_turns(row.get("episode"))}
+
+
+def _turns(episode: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the page shows of an episode in place of its completion."""
+    if not episode:
+        return {}
+    said = [(turn["text"], "" if turn["done"] else turn["reply"]) for turn in episode["turns"]]
+    said += [(episode["last_text"], "")] * bool(episode["last_text"])
+    failure = episode["failure"] and f"{episode['failure']}: {episode['message']}"
+    return {"turns": [{"text": _short(text), "reply": _short(reply)} for text, reply in said],
+            "failure": _short(failure)}
 
 
 def _short(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 Fields of a row: step, round, group, prompt_id, visit, sample, prompt, completion, answer, reward,
 shaped, valid, stopped, length, kept (true, false, or null: not decided), level; of an evaluation
-also mode (sampled or greedy), extracted, verdict (right, wrong or invalid), dataset. They are read
-by report.py.
+also mode (sampled or greedy), extracted, verdict (right, wrong or invalid), dataset; of an episode
+of several turns also episode (rollout/episodes_log.py). They are read by report.py.
 """
 
 import json

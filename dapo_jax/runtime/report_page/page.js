@@ -192,6 +192,9 @@ function samples(parent) {
   find.placeholder = "find in prompt and completion";
   find.setAttribute("aria-label", find.placeholder);
   find.addEventListener("input", () => { filters.find = find.value; listed(); });
+  if (run.samples.some((row) => row.turns))
+    add(parent, "p", "faint", "What the model was told between its turns stands on a ground of its "
+      + "own: it is neither scored nor learned.");
   add(parent, "p", "faint").id = "count";
   add(parent, "div").id = "list";
   const more = add(parent, "button", "", "show more");
@@ -218,8 +221,12 @@ function listed() {
     for (const text of [placeOf(row), `answer ${row.answer || "–"}`, `${row.length} tokens`,
       `stopped ${row.stopped}`, `kept ${row.kept}`, row.level && `level ${row.level}`])
       if (text) add(head, "span", "faint", text);
-    for (const [name, kind] of [["prompt", "text prompt"], ["completion", "text"]])
-      add(card, "div", kind, row[name]).tabIndex = 0;
+    add(card, "div", "text prompt", row.prompt).tabIndex = 0;
+    for (const turn of row.turns || [{ text: row.completion }]) {
+      add(card, "div", "text", turn.text).tabIndex = 0;
+      if (turn.reply) add(card, "div", "text told", turn.reply).tabIndex = 0;
+    }
+    if (row.failure) add(card, "div", "wrong", `failed: ${row.failure}`);
   }
   byId("more").hidden = found.length <= filters.shown;
 }

@@ -1,0 +1,75 @@
+"""Rewards of episodes: the task's own and its shaping, in all and by turn."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from dapo_jax import config, types
+from dapo_jax.envs import base, episode_play, episodes, parts, shaping
+from dapo_jax.envs import pool as pools
+
+
+def weights(pairs: tuple, environment: episodes.Environment) -> parts.Weights:
+    """Config.task.reward_weights for an environment; ConfigError: it gives no such part."""
+    found = parts.weights(pairs)
+    for name, _ in found.named:
+        if environment.parts and name not in environment.parts:
+            raise config.ConfigError(
+                f"config.task.reward_weights: the turns of {environment.name!r} give no part "
+                f"{name!r}{config.near(name, environment.parts)}; they give "
+                f"{', '.join(environment.parts)}")
+    return found
+
+
+def scores(played: Sequence[episode_play.Episode], weighed: parts.Weights) -> pools.Scores:
+    """What the episodes earned: the sum of their turns' rewards, none where one failed, and the
+    sum of each part. Failures are counted by kind, apart from those of scorers."""
+    valid = np.array([not one.failure for one in played], bool)
+    reward = np.array([one.reward for one in played], np.float32)
+    names = dict.fromkeys(name for name, _ in weighed.named) | dict.fromkeys(
+        name for one in played for turn in one.turns for name in turn.parts)
+    return pools.Scores(
+        np.where(valid, reward, 0).astype(np.float32), valid, errors=0, timeouts=0,
+        first_failure=next((one.message for one in played if one.failure), ""),
+        failures=episode_play.failures(played),
+        parts={name: np.where(valid, _by_turn(played, name).sum(1), 0).astype(np.float32)
+               for name in names})
+
+
+def filled(
+    samples: types.Samples, played: Sequence[episode_play.Episode], texts: Sequence[str],
+    found: pools.Scores, *, weighed: parts.Weights, overlong: config.Overlong, max_length: int,
+    by_turn: int = 0,
+) -> types.Samples:
+    """Samples with reward, shaped and valid filled in; `texts` are what the model wrote in all.
+
+    `by_turn` turns, if any, are kept: types.Episodes, whose rewards of turns sum to `shaped`. What
+    is of the whole episode (format, length, repetition, the overlong penalty) falls to its last.
+    """
+    last = np.zeros(len(samples), np.float64)
+    for name, weight in weighed.ready:
+        last += weight * shaping.PARTS[name](texts, samples.length, max_length)
+    last += [base.overlong_penalty(int(length), max_length, overlong.cache, overlong.factor)
+             for length in samples.length]
+    turns = weighed.task * _by_turn(played, "")
+    for name, weight in weighed.named:
+        turns = turns + weight * _by_turn(played, name)
+    turns[np.arange(len(played)), np.maximum([len(one.turns) - 1 for one in played], 0)] += last
+    turns = np.where(found.valid[:, None], turns, 0)
+    shaped = turns.sum(1).astype(np.float32)
+    samples = dataclasses.replace(samples, reward=found.reward, shaped=shaped, valid=found.valid)
+    if not by_turn:
+        return samples
+    kept = np.zeros((len(samples), by_turn), np.float32)
+    kept[:, :turns.shape[1]] = turns
+    return types.Episodes(**vars(samples), turn_rewards=kept)
+
+
+def _by_turn(played: Sequence[episode_play.Episode], part: str) -> np.ndarray:
+    """f64[n, K >= 1]: a part of each turn, or its reward for no name; 0 where there is none."""
+    found = np.zeros((len(played), max([1, *(len(one.turns) for one in played)])))
+    for row, one in enumerate(played):
+        for at, turn in enumerate(one.turns):
+            found[row, at] = turn.parts.get(part, 0.0) if part else turn.reward
+    return found

@@ -1,0 +1,74 @@
+"""Play the episodes of a run's log again, with the model's texts as they were.
+
+    python -m dapo_jax.replay_episodes DIR/samples/step_000012.jsonl [...]
+
+Prints one JSON object: episodes (compared), differing (the environment said something else: it is
+not deterministic, or has changed), failed (now, though not then), skipped (rows of one turn, or
+whose environment failed then before it began), first (what differs first). Exit status 0, 1 if
+any differ or fail, 2 if a file cannot be used.
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dapo_jax import config
+from dapo_jax.envs import episode_play, episode_pool
+from dapo_jax.rollout import episodes_log
+
+
+def read(path: pathlib.Path) -> list[tuple[str, episode_play.Episode | None]]:
+    """Each row of a file of DIR/samples: where it stands and its episode, None if it has none;
+    ConfigError names the line at fault."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise config.ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        try:
+            found.append((where, episodes_log.episode(json.loads(line))))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise config.ConfigError(f"{where} is no row of DIR/samples: {error!r}") from error
+    return found
+
+
+def replay(rows: Sequence[tuple[str, episode_play.Episode | None]]) -> dict[str, Any]:
+    """Play the episodes on their environments and compare; what the command prints."""
+    result: dict[str, Any] = {"episodes": 0, "differing": 0, "failed": 0, "skipped": 0, "first": ""}
+    named: dict[str, list[tuple[str, episode_play.Episode]]] = {}
+    for where, one in rows:
+        if one is None or not one.messages:
+            result["skipped"] += 1
+        else:
+            named.setdefault(one.environment, []).append((where, one))
+    for name, some in named.items():
+        with episode_pool.open(name, episode_pool.Limits()) as pool:
+            found = episode_play.replay(pool, [one for _, one in some])
+        result["episodes"] += found.compared
+        result["differing"] += len(found.differing)
+        result["failed"] += len(found.failed)
+        if found.first and not result["first"]:
+            result["first"] = f"{some[found.differing[0]][0]}: {found.first}"
+    return result
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; see the module's text."""
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__.strip())
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    try:
+        result = replay([row for path in arguments for row in read(pathlib.Path(path))])
+    except config.ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result))
+    return int(bool(result["differing"] or result["failed"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

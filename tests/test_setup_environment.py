@@ -1,0 +1,78 @@
+"""An environment in the configuration: what it cannot be together with, and what opens it."""
+
+import pytest
+import runs
+import tiny_config
+
+from dapo_jax import config, config_checks, setup, setup_environment
+from dapo_jax.envs import pool as pools
+from dapo_jax.rollout import episodes_talk
+from dapo_jax.text import plain
+
+ALPHABET = "0123456789+-*/=()<>.,:' \nabcdefghijklmnopqrstuvwxyz"
+CALCULATOR = {"environment.name": "calculator", "task.reward": "", "task.operators": "*",
+              "tokenizer.alphabet": ALPHABET, "rollout.max_new_tokens": 44, "rollout.chunk": 8}
+
+
+def configured(**changes):
+    return runs.configure(CALCULATOR | changes)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"rollout.mode": "streaming"}, "rollout.mode = 'streaming' knows completions of one turn"),
+    ({"task.reward": "tests.run_rewards:odd"}, "gives the rewards itself: leave it at ''"),
+    ({"scoring.on_failure": "reward"}, "leave it at 'mask'"),
+    ({"task.reward_weights": (("a:b", 1.0),)}, "names the function 'a:b'"),
+    ({"dynamic_sampling.predictor.kind": "cost_optimal"}, "set round_cost and prompt_cost too"),
+    ({"environment.turn_tokens": 45}, "more than all of an episode"),
+    ({"environment.discount": 0.9}, "no effect on terminal credit"),
+    ({"task.chat": True}, "whose message a reply is: set it to 'user'"),
+    ({"environment.name": "", "environment.credit": "discounted"}, "without an environment"),
+    ({"environment.name": "", "task.name": "environment"}, "set config.environment.name"),
+    ({"environment.turns": 0}, "environment.turns is 0; it must be at least 1"),
+    ({"environment.seconds": 0.0}, "environment.seconds"),
+    ({"environment.credit": "best"}, "allowed: terminal, discounted")])
+def test_contradictions_are_refused_with_what_to_do(changes, message):
+    with pytest.raises(config.ConfigError, match=message):
+        configured(**changes)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"environment.name": "calculater"}, "no environment 'calculater'; did you mean calculator"),
+    ({"environment.name": "talk_environments:FAULT"}, "did you mean FAULTY"),
+    ({"task.reward_weights": (("cals", 1.0),)}, "no part 'cals'; did you mean calls"),
+    ({"environment.role": "user"}, "comes with none"),
+    ({"rollout.stop": ("\n", "no")}, "'no' is of several tokens")])
+def test_what_cannot_be_played_is_refused_before_anything_is_compiled(changes, message):
+    with pytest.raises(config.ConfigError, match=message):
+        setup.prepare(configured(**changes))
+
+
+@pytest.mark.parametrize("name", ["calculator", "python", "guess_number"])
+def test_an_environment_brings_its_own_problems(name):
+    parts = setup.prepare(runs.configure(CALCULATOR | {
+        "environment.name": name, "task.name": "environment", "task.operators": "+",
+        "tokenizer.kind": "bytes", "prompts.buckets": (256,), "sft.steps": 0}))
+    assert len(parts.train_table) == 60 and len(parts.eval_table) == 6
+    asked = {record["prompt"] for record in parts.train_table.records}
+    assert not asked & {record["prompt"] for record in parts.eval_table.records}
+
+
+def test_a_run_without_an_environment_is_scored_by_a_pool():
+    cfg = config_checks.from_dict(tiny_config.get_config())
+    with setup_environment.judge(cfg, plain.characters(ALPHABET), "tests.run_rewards:odd") as judge:
+        assert isinstance(judge, pools.Pool)
+
+
+def test_an_environment_starts_at_once_and_tells_the_prompt():
+    cfg = configured(**{"environment.name": "talk_environments:FAULTY", "environment.turns": 3,
+                        "environment.credit": "discounted", "environment.memory_mb": 1000})
+    with setup_environment.judge(cfg, plain.characters(ALPHABET), "") as scene:
+        assert isinstance(scene, episodes_talk.Scene)
+        assert (scene.turns, scene.by_turn, scene.seconds) == (3, 3, 60.0)
+        assert scene.encode("so\n", 1).tolist() == plain.characters(ALPHABET).encode("so\n")
+        setup_environment.try_out(scene, [{"prompt": "x"}] * 3)
+        with pytest.raises(config.ConfigError, match="make start tell episodes.told"):
+            setup_environment.try_out(scene, [{"prompt": "x", "other": True}])
+        with pytest.raises(config.ConfigError, match="cannot start .* record 0: .*TypeError"):
+            setup_environment.try_out(scene, [{"prompt": "x", "late": "a"}])
