@@ -103,7 +103,7 @@ def compile_engine(
     """Compile every shape that a run can ask for.
 
     `share` is how many samples of a group stream through one slot (0: rows), `chunk` how many
-    tokens a row draws before the host looks. `gather`: weights are whole on each device of mesh.fsdp
+    tokens a row draws before the host looks. `gather`: weights are whole on each device of fsdp
     while samples are drawn, or gathered for every token. `room`: for samples of several turns.
     """
     if room is not None and rows != 1:
