@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import operator
 import os
 import pathlib
 import re
@@ -199,8 +200,10 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
     lines += ["", "exit status: 0 done, 2 bad configuration or data, 3 stopped by a limit, "
               "143 saved and left on SIGTERM (130: on Ctrl-C)", "",
               "configuration fields (--config.NAME=VALUE), with defaults:"]
+    defaults = config.Config()
     for name, field in field_names().items():
-        default = field.default
+        # Not field.default: a section may be made with other values.
+        default = operator.attrgetter(name)(defaults)
         text = field.metadata["help"]
         if field.metadata["choices"]:
             text = f"{text}{': ' if text else ''}{' | '.join(field.metadata['choices'])}"
