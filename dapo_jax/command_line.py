@@ -10,6 +10,7 @@ import pathlib
 import re
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -195,8 +196,8 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
              "      the same fields in Gin's language (package gin-config), before --config.a.b; "
              "repeatable"]
     for name, flag in extra.items():
-        lines += [f"  --{name}={'' if flag.default is None else flag.default}",
-                  f"      {flag.help}"]
+        default = "" if flag.default is None else flag.default
+        lines += [f"  --{name}={default}", _indented(flag.help)]
     lines += ["", "exit status: 0 done, 2 bad configuration or data, 3 stopped by a limit, "
               "143 saved and left on SIGTERM (130: on Ctrl-C)", "",
               "configuration fields (--config.NAME=VALUE), with defaults:"]
@@ -208,8 +209,13 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
         if field.metadata["choices"]:
             text = f"{text}{': ' if text else ''}{' | '.join(field.metadata['choices'])}"
         lines.append(f"  {name} = {'preset' if default is None else repr(default)}")
-        lines.append(f"      {text}")
+        lines.append(_indented(text))
     return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 6,
+                         break_on_hyphens=False)
 
 
 def check_folder(folder: pathlib.Path, *, flag: str) -> None:

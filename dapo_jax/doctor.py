@@ -1,6 +1,7 @@
 """Look at this machine, and try in seconds what every run relies on.
 
-    python -m dapo_jax.doctor [--dir=DIR]
+    python -m dapo_jax.doctor
+    python -m dapo_jax.doctor --dir=runs
 
 Versions, devices, compilation cache, memory and disk; then a self-test on a tiny model: the loss
 does not depend on how a batch is split, a saved state comes back to the bit, a scoring worker

@@ -1,5 +1,11 @@
-"""Write a checkpoint as a Hugging Face folder: safetensors, config.json, generation_config.json and
-the tokenizer's files. `transformers` loads it; what it was made from is found by the configuration.
+"""Write a checkpoint as a Hugging Face folder.
+
+    python -m dapo_jax.export --config=configs/quickstart.py --workdir=runs/quickstart --out=FOLDER
+    python -m dapo_jax.export --config=configs/quickstart.py --workdir=DIR --out=FOLDER
+                              [--checkpoint=STEP] [--dtype=bfloat16] [--adapter=1]
+
+FOLDER holds safetensors, config.json, generation_config.json and the tokenizer's files;
+`transformers` loads it. What it was made from is found by the configuration.
 
 A trained adapter is merged into the weights; with --adapter=1 it alone is written, as a folder that
 `peft` loads onto the base model.

@@ -1,7 +1,7 @@
 """Complete prompts with a model: text in, text out.
 
-    python -m dapo_jax.generate --config=configs/quickstart.py --workdir=runs/quickstart \
-        --prompt=12+35= [--samples=4] [--greedy=1] [--checkpoint=STEP]
+    python -m dapo_jax.generate --config=configs/quickstart.py --workdir=DIR --prompt=12+35=
+    python -m dapo_jax.generate --config=configs/quickstart.py --workdir=DIR --prompt=- --greedy=1
 
 `--prompt=-` reads a prompt from each line of standard input; "\\n" in a prompt is a new line. With
 `task.chat` a prompt is the user's message. Without --workdir the model is the configuration's own,

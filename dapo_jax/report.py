@@ -1,6 +1,7 @@
 """Draw one or several runs into one HTML page, with PNG files beside it.
 
-    python -m dapo_jax.report DIR [DIR ...] [--out DIR]
+    python -m dapo_jax.report runs/quickstart
+    python -m dapo_jax.report runs/one runs/two --out=runs/both
 
 Writes OUT/report.html (self-contained) and OUT/report/*.png, where OUT is the first DIR unless
 given. Several runs are overlaid. Reads metrics.jsonl, config.json and samples/ of each DIR.

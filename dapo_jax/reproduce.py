@@ -1,5 +1,6 @@
 """Measure here what a source reports, and say what agrees: one command per study.
 
+    python -m dapo_jax.reproduce token_loss --out=DIR --quick
     python -m dapo_jax.reproduce dynamic_batching --out=DIR [--only=a,b,c] [--seeds=3] [--jobs=1]
     python -m dapo_jax.reproduce token_loss --out=DIR [--only=loss,advantage] [--seeds=3] [--jobs=1]
 

@@ -31,9 +31,9 @@ HOWS = ("run", "run: short", "run: short, fast", "run: dry", "fields", "flags", 
 
 MODEL = ("model.layers=1", "model.d_model=16", "model.heads=2", "model.kv_heads=2",
          "model.head_size=8", "model.ff=32")
-SIZES = ("rl.steps=1", "rl.updates_per_step=1", "rl.prompts_per_step=4", "rl.samples_per_prompt=4", "rl.microbatch_slots=4",
-         "eval.prompts=4", "eval.samples=2", "eval.greedy=False", "dynamic_sampling.max_rounds=1",
-         "dynamic_sampling.at_limit=partial", "rollout.slots=(4,)")
+SIZES = ("rl.steps=1", "rl.updates_per_step=1", "rl.prompts_per_step=4", "rl.samples_per_prompt=4",
+         "rl.microbatch_slots=4", "eval.prompts=4", "eval.samples=2", "eval.greedy=False",
+         "dynamic_sampling.max_rounds=1", "dynamic_sampling.at_limit=partial", "rollout.slots=(4,)")
 SFT = ("sft.steps=1", "sft.prompts_per_step=4", "sft.microbatch_slots=4")
 REAL = ("rl.steps=1", "eval.prompts=2", "eval.samples=1", "eval.greedy=False",
         "dynamic_sampling.max_rounds=1", "dynamic_sampling.at_limit=partial", "rollout.slots=(8,)")

@@ -77,7 +77,8 @@ def understood(words):
     if name == "envs":  # its words are no flags
         return main_of(name)(arguments or ["--help"]) == command_line.DONE
     if name == "sweep":
-        arguments = [word for word in arguments if "parallel" not in word]
+        arguments = [word for word in arguments if not word.startswith(("--parallel", "--table",
+                                                                        "--dry-run", "--index"))]
         return main_of(name)([*arguments, "--dry-run"]) == command_line.DONE
     try:
         with ended_after_parsing():
