@@ -140,7 +140,7 @@ def call_file(path: str, function: str) -> Any:
     if not pathlib.Path(path).is_file():
         raise config.ConfigError(f"--config={path}: there is no such file")
     spec = importlib.util.spec_from_file_location("experiment", path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise config.ConfigError(f"--config={path}: not a .py file")
     module = importlib.util.module_from_spec(spec)
     try:
@@ -153,7 +153,7 @@ def call_file(path: str, function: str) -> Any:
         raise config.ConfigError(f"{path}{line}: {_fault(error)}") from error
 
 
-def _fault(error: Exception) -> str:
+def _fault(error: BaseException) -> str:
     """What a configuration file did wrong, in short where it set a field that does not exist."""
     missing = re.match(r"'?Key \"(\w+)\" does not exist", str(error))
     if missing is None:
@@ -175,7 +175,7 @@ def _explain(error: Exception, arguments: Sequence[str]) -> str:
 
 def field_names(record: Any = None, prefix: str = "") -> dict[str, dataclasses.Field]:
     """Every configuration field by its dotted name."""
-    names = {}
+    names: dict[str, dataclasses.Field] = {}
     for field in dataclasses.fields(config.Config() if record is None else record):
         value = getattr(config.Config() if record is None else record, field.name)
         if dataclasses.is_dataclass(value):

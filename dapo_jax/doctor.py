@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 from packaging import requirements
@@ -81,7 +82,7 @@ def devices() -> str:
 
 def cache() -> str:
     """Where compiled programs are kept."""
-    path = jax.config.jax_compilation_cache_dir
+    path = cast(Any, jax.config).jax_compilation_cache_dir
     if not path:
         return "off: each start compiles anew; set JAX_COMPILATION_CACHE_DIR to a folder"
     folder = pathlib.Path(path)

@@ -66,7 +66,8 @@ def _table(model: setup.Model, texts: Sequence[str]) -> types.PromptTable:
         raise config.ConfigError("there is no prompt: give --prompt=TEXT, or lines on standard "
                                  "input with --prompt=-")
     # Equal prompts are asked for twice on purpose: the answer field keeps them apart.
-    records = [{"prompt": text, "answer": str(place)} for place, text in enumerate(texts)]
+    records: Sequence[prompts.Record] = [
+        {"prompt": text, "answer": str(place)} for place, text in enumerate(texts)]
     chat = chats.configured(model.cfg.tokenizer, model.tokenizer)
     records = prompts.in_chat(records, chat, wrap=model.cfg.task.chat)
     limits = dataclasses.replace(model.cfg.prompts, too_long="error")

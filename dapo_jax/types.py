@@ -15,10 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any  # nested dict of arrays
-
-
-def _pytree(cls: type) -> type:
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+# Beside it stands the decorator of a dataclass, by which type checkers know one.
+_pytree = jax.tree_util.register_dataclass
 
 
 # ---------------------------------------------------------------------------------- host: prompts
@@ -38,6 +36,7 @@ class PromptTable:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class EpochOrder:
     """Where an endless, reshuffled pass over Q prompts stands."""
 
@@ -47,6 +46,7 @@ class EpochOrder:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """Groups of one round in admission order."""
 
@@ -59,6 +59,7 @@ class Plan:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Samples:
     """Completions as flat rows; group sizes may differ."""
 
@@ -108,6 +109,7 @@ def concatenate(first: Samples, second: Samples) -> Samples:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Selected:
     """Samples of which some are learned from."""
 
@@ -123,6 +125,7 @@ class Selected:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class PredictorState:
     """The last W steps of prompts sampled and groups kept, oldest first; unused entries lead."""
 
@@ -134,6 +137,7 @@ class PredictorState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class HistoryState:
     """What is known of each prompt."""
 
@@ -145,6 +149,7 @@ class HistoryState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class ControllerState:
     """All that decides which prompts are sampled next."""
 
@@ -159,6 +164,7 @@ class ControllerState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Prompts:
     """Input of one admission: prompts for free slots, A at once."""
 
@@ -173,6 +179,7 @@ class Prompts:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class PromptCache:
     """Keys and values of each slot's prompt, shared by its rows."""
 
@@ -182,6 +189,7 @@ class PromptCache:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class SampleCache:
     """Keys and values of each row's own tokens; a tuple entry a layer, so that each is its own
     buffer and a decode step writes one column of it in place."""
@@ -191,6 +199,7 @@ class SampleCache:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Packed:
     """Where tokens stand in a microbatch whose slots hold several prompts each, and whose rows a
     sample of each of them at most."""
@@ -201,6 +210,7 @@ class Packed:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Slots:
     """The sampler's state: S prompts, and R rows each through which a prompt's samples stream.
 
@@ -226,6 +236,7 @@ class Slots:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Chunk:
     """What a decode call drew; columns from `steps` on were not run."""
 
@@ -238,6 +249,7 @@ class Chunk:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class TrainBatch:
     """One microbatch: S slots of R rows, each row continuing its slot's prompt."""
 
@@ -254,6 +266,7 @@ class TrainBatch:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """What the optimizer changes."""
 
@@ -263,6 +276,7 @@ class TrainState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class RunState:
     """The whole checkpoint."""
 
@@ -279,6 +293,7 @@ class RunState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Mean:
     """A weighted mean that merges exactly: `total / weight`."""
 
@@ -287,6 +302,7 @@ class Mean:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Max:
     """A maximum."""
 
@@ -294,6 +310,7 @@ class Max:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Sum:
     """A count."""
 
@@ -301,6 +318,7 @@ class Sum:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Effective:
     """Kish's effective sample size as a share: total^2 / (count * squares)."""
 

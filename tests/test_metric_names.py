@@ -15,7 +15,7 @@ MANY = ("processes/slowest", "processes/slowest_seconds", "processes/mean_second
 ALL = {"rollout.mode": "streaming", "sft.steps": 0, "rl.steps": 2, "eval.every": 0,
        "rl.algorithm.kl_coef": 0.1, "rl.algorithm.old_logprobs": "recomputed",
        "buffer.capacity": 5, "buffer.replay": 2, "select.strategies": (("max_variance", 4),),
-       "task.reward_weights": (("length", -0.1),), "checkpoint.every": 1}
+       "task.reward_weights": (("tests.run_rewards:one", 0.1),), "checkpoint.every": 1}
 
 
 def texts():

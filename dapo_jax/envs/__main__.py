@@ -40,7 +40,8 @@ def records(name: str, count: int) -> list[base.Record]:
     ConfigError if there is none of this name.
     """
     if name in ENVIRONMENTS:
-        return ENVIRONMENTS[name].examples(count)
+        examples = ENVIRONMENTS[name].examples
+        return examples(count) if examples else []
     name, _, dataset = name.partition(":")
     if name not in sources.TASKS:
         name, dataset = GYM, name
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__.strip())
         return 0 if arguments[0] in ("-h", "--help") else 2
     try:
-        print(_shown(arguments[0], int((*arguments[1:], SHOWN)[0])))
+        print(_shown(arguments[0], int([*arguments[1:], str(SHOWN)][0])))
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ def write(
     each microbatch (types.TrainBatch), but for what other processes hold."""
     path = pathlib.Path(workdir) / "failed_updates" / f"step_{step:06d}_update_{number + 1}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for index, batch in enumerate(batches):
         named, _ = jax.tree_util.tree_flatten_with_path(batch)
         arrays |= {f"{index}{jax.tree_util.keystr(keys)}": mesh_lib.fetch(leaf)

@@ -19,7 +19,8 @@ Lines = Sequence[Mapping[str, Any]]
 COLOURS = ("#2f6db5", "#d1662a", "#3a9a5b", "#8a5bb0", "#b5484d", "#6d6d6d", "#b8962e", "#3aa0a8")
 STYLES = ("-", "--", ":", "-.")
 SMOOTH_ABOVE = 100  # points; from there on a running mean is drawn over the faint values
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+STYLE: dict[Any, Any] = {
+         "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "axes.grid.axis": "y", "grid.color": "#e4e4e4", "axes.axisbelow": True,
          "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
          "legend.frameon": False, "legend.fontsize": 8, "axes.prop_cycle":
