@@ -1,5 +1,6 @@
 """Time sampling, updates or whole steps, against what the machine could do at best.
 
+    python -m dapo_jax.bench rollout --config=configs/quickstart.py --lengths=uneven
     python -m dapo_jax.bench rollout|update|step --config=configs/quickstart.py [--repeats=5]
         [--lengths=equal|uneven] [--chip=NAME] [--out=FILE.json] [--config.a.b=VALUE ...]
 

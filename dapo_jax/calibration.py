@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from dapo_jax import setup_adapter, types
-from dapo_jax.dynamic_sampling import predictor
+from dapo_jax.dynamic_sampling import gather, predictor
 from dapo_jax.rollout import collect, engine
 from dapo_jax.runtime import processes
 
@@ -28,7 +28,7 @@ def calibrated(state: types.RunState, source: collect.Source | None,
     state holds them already: from the configuration, or from a checkpoint.
     """
     seen = state.controller.predictor
-    if (source is None or source.size.dynamic.predictor.kind != "cost_optimal"
+    if (source is None or _size(source).dynamic.predictor.kind != "cost_optimal"
             or seen.round_cost > 0):
         return state
     measured = measure(source, setup_adapter.sampled(base, state.train.params))
@@ -56,10 +56,15 @@ def measure(source: collect.Source, params: types.Tree) -> tuple[float, float]:
     return max(small - prompt, LEAST_SHARE * small), prompt
 
 
+def _size(source: collect.Source) -> gather.CollectSettings:
+    assert source.size is not None  # training's, which has it, not an evaluation's
+    return source.size
+
+
 def _seconds(source: collect.Source, params: types.Tree, count: int) -> float:
     """Of generating for the first `count` prompts; what is drawn is forgotten."""
     ids = np.arange(count, dtype=np.int32)
-    size = np.full(count, source.size.samples_per_prompt, np.int32)
+    size = np.full(count, _size(source).samples_per_prompt, np.int32)
     plan = types.Plan(prompt=ids, visit=np.zeros_like(ids), group=ids, size=size)
     begun = time.perf_counter()
     engine.sample(source.engine, params, plan, table=source.table, root=source.root, step=0)

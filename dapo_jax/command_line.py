@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import operator
 import os
 import pathlib
 import re
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -138,7 +140,7 @@ def call_file(path: str, function: str) -> Any:
     if not pathlib.Path(path).is_file():
         raise config.ConfigError(f"--config={path}: there is no such file")
     spec = importlib.util.spec_from_file_location("experiment", path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise config.ConfigError(f"--config={path}: not a .py file")
     module = importlib.util.module_from_spec(spec)
     try:
@@ -151,7 +153,7 @@ def call_file(path: str, function: str) -> Any:
         raise config.ConfigError(f"{path}{line}: {_fault(error)}") from error
 
 
-def _fault(error: Exception) -> str:
+def _fault(error: BaseException) -> str:
     """What a configuration file did wrong, in short where it set a field that does not exist."""
     missing = re.match(r"'?Key \"(\w+)\" does not exist", str(error))
     if missing is None:
@@ -173,7 +175,7 @@ def _explain(error: Exception, arguments: Sequence[str]) -> str:
 
 def field_names(record: Any = None, prefix: str = "") -> dict[str, dataclasses.Field]:
     """Every configuration field by its dotted name."""
-    names = {}
+    names: dict[str, dataclasses.Field] = {}
     for field in dataclasses.fields(config.Config() if record is None else record):
         value = getattr(config.Config() if record is None else record, field.name)
         if dataclasses.is_dataclass(value):
@@ -194,19 +196,26 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
              "      the same fields in Gin's language (package gin-config), before --config.a.b; "
              "repeatable"]
     for name, flag in extra.items():
-        lines += [f"  --{name}={'' if flag.default is None else flag.default}",
-                  f"      {flag.help}"]
+        default = "" if flag.default is None else flag.default
+        lines += [f"  --{name}={default}", _indented(flag.help)]
     lines += ["", "exit status: 0 done, 2 bad configuration or data, 3 stopped by a limit, "
               "143 saved and left on SIGTERM (130: on Ctrl-C)", "",
               "configuration fields (--config.NAME=VALUE), with defaults:"]
+    defaults = config.Config()
     for name, field in field_names().items():
-        default = field.default
+        # Not field.default: a section may be made with other values.
+        default = operator.attrgetter(name)(defaults)
         text = field.metadata["help"]
         if field.metadata["choices"]:
             text = f"{text}{': ' if text else ''}{' | '.join(field.metadata['choices'])}"
         lines.append(f"  {name} = {'preset' if default is None else repr(default)}")
-        lines.append(f"      {text}")
+        lines.append(_indented(text))
     return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 6,
+                         break_on_hyphens=False)
 
 
 def check_folder(folder: pathlib.Path, *, flag: str) -> None:

@@ -55,7 +55,7 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
 
 
 # Smallest values.
-LEAST = {
+LEAST: dict[str, float] = {
     "seed": 0, "model.layers": 1, "model.d_model": 1, "model.heads": 1, "model.kv_heads": 1,
     "model.head_size": 1, "model.ff": 1, "model.head_chunk": 0, "task.train_size": 0,
     "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1,
@@ -84,7 +84,7 @@ LEAST = {
         "packed_prompts": 0, "packed_rows": 1, "optimizer.warmup_updates": 0,
         "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
 }
-RANGES = {
+RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1), "rollout.temperature": (1e-3, 1e3), "eval.temperature": (1e-3, 1e3),
     "environment.timeout": (1e-3, 1e6), "environment.seconds": (1e-3, 1e6),
     "environment.discount": (0, 1), "environment.demonstrated": (0, 1),

@@ -105,7 +105,7 @@ def _binding(reading: _Reading, one: Any, line: str) -> list[Setting]:
 
 
 def _parsed(parser: ModuleType, text: str, where: str) -> Iterator[Any]:
-    class Delegate(parser.ParserDelegate):
+    class Delegate(parser.ParserDelegate):  # type: ignore[name-defined]  # known when it runs
         """What the parser makes of macros and references."""
 
         def configurable_reference(self, scoped_name: str, evaluate: bool) -> Any:

@@ -1,6 +1,7 @@
 """Look at this machine, and try in seconds what every run relies on.
 
-    python -m dapo_jax.doctor [--dir=DIR]
+    python -m dapo_jax.doctor
+    python -m dapo_jax.doctor --dir=runs
 
 Versions, devices, compilation cache, memory and disk; then a self-test on a tiny model: the loss
 does not depend on how a batch is split, a saved state comes back to the bit, a scoring worker
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 from packaging import requirements
@@ -80,7 +82,7 @@ def devices() -> str:
 
 def cache() -> str:
     """Where compiled programs are kept."""
-    path = jax.config.jax_compilation_cache_dir
+    path = cast(Any, jax.config).jax_compilation_cache_dir
     if not path:
         return "off: each start compiles anew; set JAX_COMPILATION_CACHE_DIR to a folder"
     folder = pathlib.Path(path)

@@ -1,5 +1,6 @@
 """Held-out accuracy: avg@k, pass@k, maj@k and greedy, with bootstrap intervals over prompts.
 
+    python -m dapo_jax.evaluate --config=configs/quickstart.py --workdir=runs/quickstart
     python -m dapo_jax.evaluate --config=configs/quickstart.py --workdir=DIR [--checkpoint=STEP]
                                 [--page=FILE]
 

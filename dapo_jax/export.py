@@ -1,5 +1,11 @@
-"""Write a checkpoint as a Hugging Face folder: safetensors, config.json, generation_config.json and
-the tokenizer's files. `transformers` loads it; what it was made from is found by the configuration.
+"""Write a checkpoint as a Hugging Face folder.
+
+    python -m dapo_jax.export --config=configs/quickstart.py --workdir=runs/quickstart --out=FOLDER
+    python -m dapo_jax.export --config=configs/quickstart.py --workdir=DIR --out=FOLDER
+                              [--checkpoint=STEP] [--dtype=bfloat16] [--adapter=1]
+
+FOLDER holds safetensors, config.json, generation_config.json and the tokenizer's files;
+`transformers` loads it. What it was made from is found by the configuration.
 
 A trained adapter is merged into the weights; with --adapter=1 it alone is written, as a folder that
 `peft` loads onto the base model.
@@ -8,14 +14,14 @@ A trained adapter is merged into the weights; with --adapter=1 it alone is writt
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from dapo_jax import command_line, config, evaluate, setup, setup_adapter, types
-from dapo_jax.models import families, hf, hf_config, hf_out
+from dapo_jax.models import families, gguf, hf, hf_config, hf_out
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import gguf_vocabulary
 
@@ -102,7 +108,7 @@ def _tokenizer(folder: pathlib.Path, parts: setup.Model, source: hf.Folder | Non
     if cfg.kind in ("characters", "bytes"):
         _save_plain(folder, *(_characters(cfg.alphabet) if cfg.kind == "characters" else _bytes()))
     elif cfg.kind == "gguf":
-        for name, content in gguf_vocabulary.files(parts.weights.metadata).items():
+        for name, content in gguf_vocabulary.files(cast(gguf.File, parts.weights).metadata).items():
             (folder / name).write_bytes(content)
     elif cfg.kind == "sentencepiece":
         shutil.copyfile(cfg.path, folder / "tokenizer.model")
@@ -110,13 +116,14 @@ def _tokenizer(folder: pathlib.Path, parts: setup.Model, source: hf.Folder | Non
             "tokenizer_class": "LlamaTokenizer", "legacy": True,
             "add_bos_token": parts.tokenizer.adds_bos, **parts.tokenizer.specials})
     else:
-        origin = pathlib.Path(cfg.path) if cfg.path else source.path
+        origin = pathlib.Path(cfg.path) if cfg.path else cast(hf.Folder, source).path
         for name in _COPIED:
             if (origin / name).is_file():
                 shutil.copyfile(origin / name, folder / name)
     if cfg.chat_template:
         # transformers and vLLM prefer this file to what tokenizer_config.json says.
-        (folder / "chat_template.jinja").write_text(parts.tokenizer.chat_template, "utf-8")
+        (folder / "chat_template.jinja").write_text(
+            cast(str, parts.tokenizer.chat_template), "utf-8")
 
 
 def _save_plain(folder: pathlib.Path, engine: tokenizers.Tokenizer, end: str) -> None:

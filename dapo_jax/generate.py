@@ -1,7 +1,7 @@
 """Complete prompts with a model: text in, text out.
 
-    python -m dapo_jax.generate --config=configs/quickstart.py --workdir=runs/quickstart \
-        --prompt=12+35= [--samples=4] [--greedy=1] [--checkpoint=STEP]
+    python -m dapo_jax.generate --config=configs/quickstart.py --workdir=DIR --prompt=12+35=
+    python -m dapo_jax.generate --config=configs/quickstart.py --workdir=DIR --prompt=- --greedy=1
 
 `--prompt=-` reads a prompt from each line of standard input; "\\n" in a prompt is a new line. With
 `task.chat` a prompt is the user's message. Without --workdir the model is the configuration's own,
@@ -66,7 +66,8 @@ def _table(model: setup.Model, texts: Sequence[str]) -> types.PromptTable:
         raise config.ConfigError("there is no prompt: give --prompt=TEXT, or lines on standard "
                                  "input with --prompt=-")
     # Equal prompts are asked for twice on purpose: the answer field keeps them apart.
-    records = [{"prompt": text, "answer": str(place)} for place, text in enumerate(texts)]
+    records: Sequence[prompts.Record] = [
+        {"prompt": text, "answer": str(place)} for place, text in enumerate(texts)]
     chat = chats.configured(model.cfg.tokenizer, model.tokenizer)
     records = prompts.in_chat(records, chat, wrap=model.cfg.task.chat)
     limits = dataclasses.replace(model.cfg.prompts, too_long="error")

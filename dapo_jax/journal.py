@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -85,7 +85,7 @@ def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, don
 
 def write_line(journal: Journal, line: Mapping[str, Any]) -> None:
     """A step's metrics."""
-    if journal.writer:
+    if journal.writer and journal.progress:
         metrics.write(journal.writer, line)
         metrics.advance(journal.progress, line)
 
@@ -111,7 +111,7 @@ def write_failed(
 ) -> None:
     """The microbatches of updates that were skipped."""
     for number, found in enumerate(fetched):
-        if found["policy/skipped"].value and journal.writer:
+        if cast(types.Sum, found["policy/skipped"]).value and journal.writer:
             path = failed_updates.write(
                 journal.workdir, work[number % len(work)].batches, step=step, number=number)
             LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "

@@ -1,5 +1,6 @@
 """How often each training prompt is answered right: pass rates, by which data can be filtered.
 
+    python -m dapo_jax.profile_prompts --config=configs/quickstart.py --workdir=none --out=FILE
     python -m dapo_jax.profile_prompts --config=FILE --workdir=DIR|none --out=FILE.jsonl
                                        [--samples=8] [--checkpoint=STEP]
 

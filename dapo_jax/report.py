@@ -1,7 +1,8 @@
 """Draw one or several runs into one HTML page, or serve that page while they train.
 
-    python -m dapo_jax.report DIR [DIR ...] [--out=DIR]
-    python -m dapo_jax.report DIR [DIR ...] --serve [--port=8000]
+    python -m dapo_jax.report runs/quickstart
+    python -m dapo_jax.report runs/one runs/two --out=runs/both
+    python -m dapo_jax.report runs/quickstart --serve --port=8000
 
 Writes OUT/report.html (self-contained) and OUT/report/*.png, where OUT is the first DIR unless
 given. Several runs are overlaid; those that differ in their seed only are one setting, drawn as

@@ -1,7 +1,8 @@
 """Measure here what a source reports, and say what agrees: one command per study.
 
     python -m dapo_jax.reproduce                                    lists the studies
-    python -m dapo_jax.reproduce STUDY --out=DIR [--only=PART,...] [--seeds=3] [--jobs=1]
+    python -m dapo_jax.reproduce token_loss --out=DIR --quick
+    python -m dapo_jax.reproduce dynamic_batching --out=DIR [--only=a,b,c] [--seeds=3] [--jobs=1]
     python -m dapo_jax.reproduce page --results=DIR --out=DIR       one page of all studies
 
 Every run is a work directory under DIR; started again with the same DIR, finished runs are left as

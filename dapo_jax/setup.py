@@ -6,7 +6,7 @@ import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -87,7 +87,8 @@ def prepare(cfg: config.Config, *, only: str = "") -> Parts:
     model = open_model(cfg)
     setup_environment.check(cfg, model.tokenizer)
     chat = chats.configured(cfg.tokenizer, model.tokenizer)
-    tables, counts = dict.fromkeys(sources.SPLITS, types.PromptTable((), (), ())), {}
+    tables = dict.fromkeys(sources.SPLITS, types.PromptTable((), (), ()))
+    counts: dict[str, int] = {}
     for split in (only,) if only else sources.SPLITS:
         tables[split], left_out = prompt_tables.load(
             cfg, split, tokenizer=model.tokenizer, recipe=model.recipe, chat=chat,
@@ -115,14 +116,16 @@ def _spec(
     compute = model.compute_dtype
     if compute == "auto":
         compute = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    chosen = {"compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat,
-              "attention": attention.resolve(model.attention, jax.default_backend())}
+    chosen: dict[str, Any] = {
+        "compute_dtype": compute, "param_dtype": model.param_dtype, "remat": model.remat,
+        "attention": attention.resolve(model.attention, jax.default_backend())}
     if model.source == "scratch":
         return specs.from_scratch(model, tokenizer.vocab_size, **chosen)
     if model.source == "preset":
         spec, name = presets.spec(model.preset, **chosen), model.preset
     else:
-        spec, name = _format(weights).spec(weights, **chosen), weights.path
+        assert weights is not None  # model.source is a file or a folder
+        spec, name = _format(weights).spec(weights, **chosen), str(weights.path)
     if tokenizer.vocab_size > spec.vocab:
         raise config.ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the embedding of {name} only "
@@ -157,7 +160,7 @@ def key(parts: Model, purpose: int) -> jax.Array:
     return make()
 
 
-def sampling(parts: Model, **changes: object) -> draw.Sampling:
+def sampling(parts: Model, **changes: Any) -> draw.Sampling:
     """How completions are drawn in training; `changes` for evaluation."""
     rollout = parts.cfg.rollout
     drawn = draw.Sampling(max_new_tokens=rollout.max_new_tokens, stop_ids=parts.stop_ids,
@@ -212,7 +215,7 @@ def initial_state(parts: Parts, base: setup_adapter.Base | None = None) -> types
     """The run before its first step; `base`: that of `open_base`, if it is at hand."""
     base = base or open_base(parts)
     train = fresh_train_state(parts, parts.phases[0], initial_trained(parts))
-    return types.RunState(train=train, base=base and base.mark, **_host_state(parts))
+    return types.RunState(train=train, base=base.mark if base else None, **_host_state(parts))
 
 
 def initial_trained(parts: Model) -> types.Tree:
@@ -232,7 +235,7 @@ def first_state(
         return initial_state(parts, base), base, False
     state = checkpoint.restore(manager, like_state(parts, found))
     if base is not None:
-        setup_adapter.check(base, state.base, where=str(manager.directory))
+        setup_adapter.check(base, cast(np.ndarray, state.base), where=str(manager.directory))
     return state, base, True
 
 
@@ -245,7 +248,7 @@ def like_state(parts: Parts, step: int) -> types.RunState:
         base=np.zeros(0, np.uint32) if lora.rank else None, **_host_state(parts))
 
 
-def _host_state(parts: Parts) -> dict[str, object]:
+def _host_state(parts: Parts) -> dict[str, Any]:
     cfg, size = parts.cfg, len(parts.train_table)
     width, turns = cfg.rollout.max_new_tokens, setup_environment.turns_credited(cfg.environment)
     return {

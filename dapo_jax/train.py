@@ -1,6 +1,9 @@
 """Train a language model by reinforcement learning with verifiable rewards.
 
-    python -m dapo_jax.train --config=configs/quickstart.py --workdir=DIR [--config.a.b=VALUE ...]
+    python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m dapo_jax.train --config=configs/quickstart.py --workdir=DIR --config.seed=1
+    python -m dapo_jax.train --config=configs/quickstart.py --workdir=DIR --config.lora.rank=8
+    python -m dapo_jax.train --config=FILE --workdir=DIR [--config.a.b=VALUE ...]
 
 DIR receives config.json, metrics.jsonl, samples/, checkpoints/ and tb/. Started again with the same
 DIR, the run goes on from its newest checkpoint with the numbers it would have had.

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any  # nested dict of arrays
-
-
-def _pytree(cls: type) -> type:
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+# Beside it stands the decorator of a dataclass, by which type checkers know one.
+_pytree = jax.tree_util.register_dataclass
 
 
 # ---------------------------------------------------------------------------------- host: prompts
@@ -39,6 +37,7 @@ class PromptTable:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class EpochOrder:
     """Where an endless, reshuffled pass over Q prompts stands."""
 
@@ -48,6 +47,7 @@ class EpochOrder:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """Groups of one round in admission order."""
 
@@ -60,6 +60,7 @@ class Plan:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Samples:
     """Completions as flat rows; group sizes may differ."""
 
@@ -90,6 +91,7 @@ class Samples:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Episodes(Samples):
     """Samples of several turns, the runs of `loss_mask`, whose turns are credited apart."""
 
@@ -117,6 +119,7 @@ def concatenate(first: Samples, second: Samples) -> Samples:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Selected:
     """Samples of which some are learned from."""
 
@@ -132,6 +135,7 @@ class Selected:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class PredictorState:
     """The last W steps of prompts sampled and groups kept, oldest first; unused entries lead."""
 
@@ -143,6 +147,7 @@ class PredictorState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class HistoryState:
     """What is known of each prompt."""
 
@@ -154,6 +159,7 @@ class HistoryState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class ControllerState:
     """All that decides which prompts are sampled next."""
 
@@ -168,6 +174,7 @@ class ControllerState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Prompts:
     """Input of one admission: prompts for free slots, A at once."""
 
@@ -182,6 +189,7 @@ class Prompts:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class PromptCache:
     """Keys and values of each slot's prompt, shared by its rows."""
 
@@ -191,6 +199,7 @@ class PromptCache:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class SampleCache:
     """Keys and values of each row's own tokens; a tuple entry a layer, so that each is its own
     buffer and a decode step writes one column of it in place."""
@@ -200,6 +209,7 @@ class SampleCache:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Packed:
     """Where tokens stand in a microbatch whose slots hold several prompts each, and whose rows a
     sample of each of them at most."""
@@ -210,6 +220,7 @@ class Packed:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Slots:
     """The sampler's state: S prompts, and R rows each through which a prompt's samples stream.
 
@@ -238,6 +249,7 @@ class Slots:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Parked:
     """Contexts of samples that wait for a reply, Z of them: the keys and values of a prompt and,
     from the place after it, of the sample's own tokens, L = P + T at most."""
@@ -247,6 +259,7 @@ class Parked:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Resumed:
     """Input of one resumption: samples that go on in free slots, A at once. All are i32[A]."""
 
@@ -263,6 +276,7 @@ class Resumed:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Chunk:
     """What a decode call drew; columns from `steps` on were not run."""
 
@@ -275,6 +289,7 @@ class Chunk:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class TrainBatch:
     """One microbatch: S slots of R rows, each row continuing its slot's prompt."""
 
@@ -291,6 +306,7 @@ class TrainBatch:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Stack:
     """Microbatches of one shape that are run one after another by one program."""
 
@@ -303,6 +319,7 @@ class Stack:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """What the optimizer changes."""
 
@@ -312,6 +329,7 @@ class TrainState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class RunState:
     """The whole checkpoint."""
 
@@ -328,6 +346,7 @@ class RunState:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Mean:
     """A weighted mean that merges exactly: `total / weight`."""
 
@@ -336,6 +355,7 @@ class Mean:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Max:
     """A maximum."""
 
@@ -343,6 +363,7 @@ class Max:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Sum:
     """A count."""
 
@@ -350,6 +371,7 @@ class Sum:
 
 
 @_pytree
+@dataclasses.dataclass(frozen=True)
 class Effective:
     """Kish's effective sample size as a share: total^2 / (count * squares)."""
 

@@ -82,6 +82,7 @@ install_requirements() {
         arguments+=(-r "$root/$name.txt")
     done
     unchanged "$name" "$wanted" && return
+    echo "installing into $venv: ${*/%/.txt} (about a minute at the first time)" >&2
     "$python" -m pip install --quiet "${arguments[@]}"
     installed "$name" "$wanted"
 }

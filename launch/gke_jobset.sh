@@ -14,7 +14,9 @@
 #   --cluster-name=G  --tpu-type=V   for xpk, such as v5litepod-16
 #   --apply, --xpk    see above; --dry-run prints the command and the manifest, and applies nothing
 # Several slices are the data axis: give --config.mesh.data. launch/sweep.sh --jobset prints one such
-# manifest for each setting of a sweep.
+# manifest for each setting of a sweep. Such as
+#     launch/gke_jobset.sh --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=4x4 \
+#         --claim=runs --config=configs/quickstart.py --workdir=/runs/one --config.mesh.data=16
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

@@ -10,8 +10,9 @@
 #   --accelerator=A ACCELERATOR       --runtime=V   RUNTIME     --spot        may be taken away
 #   --restarts=K    train again up to K times where it ends with 143 or a host fails (default 20)
 #   --dry-run       print the commands and run nothing
-# such as  launch/tpu_pod.sh queue --name=dapo --zone=us-west4-a --accelerator=v5litepod-16 \
-#              --runtime=v2-alpha-tpuv5-lite
+# such as
+#     launch/tpu_pod.sh queue --name=dapo --zone=us-west4-a --accelerator=v5litepod-16 \
+#         --runtime=v2-alpha-tpuv5-lite
 # The flag --workdir must name a folder on a disk that all hosts have mounted.
 set -euo pipefail
 # shellcheck source=launch/environment.sh

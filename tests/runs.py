@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import jax
+import metric_names
 import numpy as np
 import tiny_config
 
@@ -53,8 +54,11 @@ def reuse_programs(monkeypatch):
 
 
 def run(workdir, changes=()):
-    """Exit status of the tiny run with changes."""
-    return train.train(configure(changes), str(workdir))
+    """Exit status of the tiny run with changes; docs/metrics.md has to name all that it wrote."""
+    status = train.train(configure(changes), str(workdir))
+    if (pathlib.Path(workdir) / "metrics.jsonl").is_file():
+        metric_names.check_lines(pathlib.Path(workdir) / "metrics.jsonl")
+    return status
 
 
 def lines(workdir):

@@ -48,3 +48,11 @@ def test_template_keeps_other_braces_of_template_and_prompt():
     assert base.apply_template("Q {x}: {prompt}\n", "{a} {0}") == "Q {x}: {a} {0}\n"
     with pytest.raises(config.ConfigError, match="template"):
         base.apply_template("no place", "1+1=")
+
+
+def test_a_reward_in_no_folder_that_is_searched_is_told_where_to_go():
+    with pytest.raises(config.ConfigError, match="folder where the command is started"):
+        base.resolve_reward("in_no_folder.at_all:f")
+    with pytest.raises(config.ConfigError) as inside:  # the package is there, its module is not
+        base.resolve_reward("dapo_jax.no_such_file:f")
+    assert "folder where" not in str(inside.value)

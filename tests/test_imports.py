@@ -11,7 +11,8 @@ PACKAGE = "dapo_jax"
 
 # From the ground up. A file stands on the highest floor that names it.
 FLOORS = (
-    ("config", "config_*", "types", "command_line", "sweeps"),
+    ("config", "config_*", "types", "command_line", "sweeps",
+     "config_reference"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
      "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops", "rollout.turns",
      "rollout.parked", "rollout.lobby"),

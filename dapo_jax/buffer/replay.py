@@ -42,7 +42,8 @@ def learned_from(
     """
     key = select.Key(intake.seed, step)
     own = select.apply(intake.strategies, samples, key, states=states)
-    chosen, metrics = own, {}
+    chosen = own
+    metrics: dict[str, float] = {}
     if kept is not None and intake.buffer.capacity:
         old, expired = _young(kept, step=step, max_age=intake.buffer.max_age)
         again = _drawn(old, intake.buffer.replay, key)

@@ -237,9 +237,9 @@ def _cut_tfds(path: str, split: str) -> Iterator[Chunk]:
 
 
 def _tfds_rows(chunk: Chunk, wanted: Set[int] | None) -> Iterator[Placed]:
-    source = _data_source(chunk.path, chunk.part)
+    source: Any = _data_source(chunk.path, chunk.part)
     places = range(chunk.stop - chunk.start) if wanted is None else sorted(wanted)
-    with _named(chunk.path, chunk.part):
+    with _named(chunk.path, str(chunk.part)):
         found = source.__getitems__([chunk.start + place for place in places])
     yield from _plain_rows(found, places, chunk.number)
 

@@ -27,9 +27,9 @@ class Format:
 
 def of(task: config.Task, given: Mapping[str, Any]) -> Format:
     """The format that a task asks for, `given` instead of its fields where a source has its own."""
-    asked = {"format": task.format, "prompt_field": task.prompt_field,
+    asked: dict[str, Any] = {"format": task.format, "prompt_field": task.prompt_field,
              "answer_field": task.answer_field, "answer_rule": task.answer_rule,
-             "demonstration_field": task.demonstration_field} | given
+             "demonstration_field": task.demonstration_field, **given}
     shown = asked["demonstration_field"]
     if asked["format"] == "fields":
         return Format(asked["prompt_field"], asked["answer_field"], asked["answer_rule"], shown)
@@ -134,7 +134,8 @@ def _in_box(text: str) -> str | None:
 
     Without any, what follows the last "\boxed ", as in "\boxed 5". Linear in the text.
     """
-    opened, last = [], None
+    opened: list[re.Match[str]] = []
+    last: tuple[int, str] | None = None
     for mark in _BRACES.finditer(text):
         if mark[0] == "}" and opened:
             start = opened.pop()

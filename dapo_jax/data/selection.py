@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -129,7 +130,7 @@ def _pass_rate(row: dict | str) -> tuple[bytes, float | None]:
         raise ValueError(row)
     key, rate = row.get(identity.KEY), row.get("pass_rate")
     try:
-        digest = bytes.fromhex(key)
+        digest = bytes.fromhex(cast(str, key))
     except (TypeError, ValueError):
         digest = b""
     if len(digest) != 16:

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def task(name: str) -> base.Task:
     return TASKS[name]
 
 
-def prompt_key(record: base.Record) -> str:
+def prompt_key(record: Mapping[str, Any]) -> str:
     """32 hexadecimal digits that name a record's prompt, as files of pass rates do."""
     return identity.prompt_key(record)
 

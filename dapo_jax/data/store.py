@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -147,7 +147,7 @@ def _write(made: pathlib.Path, parts: Iterator[encoding.Encoded], order: np.ndar
         raise config.ConfigError(f"no prompt is left of {len(order)} records: {notes}")
     if 0 < shown < count:
         raise prompts.lacks_demonstration(lacking)
-    np.savez(made / "index.npz", **_index(columns, order))
+    np.savez(made / "index.npz", **cast(dict[str, Any], _index(columns, order)))
     (made / "notes.json").write_text(json.dumps(notes))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dapo_jax import config, types
 from dapo_jax.data import encoding, files, origins, prompts, shown, sources, store, workers
@@ -31,6 +31,7 @@ def load(
     if found and origins.large(found):
         return _kept(cfg, split, recipe, writing, found)
     names: list[str] = []
+    records: Sequence[prompts.Record]
     if found:
         placed, counts = sources.from_places(cfg, split)
         names, records = [name for name, _ in placed], [record for _, record in placed]

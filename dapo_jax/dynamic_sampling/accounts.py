@@ -1,6 +1,7 @@
 """A step's sampling in numbers: every prompt asked for is accounted for."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ METRICS = {
 
 
 def measure(progress: gather.Progress, *, need: int, batch: types.Samples, rest: types.Samples,
-            size: gather.CollectSettings) -> dict[str, float]:
+            size: gather.CollectSettings) -> dict[str, Any]:
     """The fields of a report that are counted from the step's entries and samples."""
     entries = progress.entries
     return dict(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -59,7 +60,7 @@ MEANS = {"prompts": "asked", "samples": "samples", "rounds": "rounds", "carried"
          "oracle_ratio": "oracle_ratio"}
 
 
-def over_runs(values: Sequence[float]) -> Interval:
+def over_runs(values: Sequence[float] | np.ndarray) -> Interval:
     """Mean of one value per run, with Student's interval."""
     values = np.asarray(values, np.float64)
     mean, freedom = float(np.mean(values)), len(values) - 1
@@ -102,11 +103,12 @@ def _row(name: str, runs: Sequence[simulation.Trace], base: Sequence[simulation.
     if len(runs) > 1:
         own, other = _means(runs, first), _means(base, first)
         seconds, saving = over_runs(own), over_runs(100 * (1 - own / other))
-        closed = oracle and over_runs(100 * (other - own) / (other - _means(oracle, first)))
+        closed = over_runs(100 * (other - own) / (other - _means(oracle, first))
+                           ) if oracle else None
     else:
         (seconds, saving), closed = _one_run(runs[0], base[0], first), None
     inside = [~run.beyond[first:] for run in runs]
-    means = {field: _average([getattr(run, source)[first:] for run in runs], inside)
+    means: dict[str, Any] = {field: _average([getattr(run, source)[first:] for run in runs], inside)
              for field, source in MEANS.items()}
     return Row(name, seconds, saving, **means, surplus=means["carried"] + means["dropped"],
                again=_average([run.rounds[first:] > 1 for run in runs], inside),

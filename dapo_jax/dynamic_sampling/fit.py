@@ -7,11 +7,14 @@ prompts, others turn out informative at the run's pooled rate.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.dynamic_sampling import predictor, simulation
+
+Numbers = Sequence[float] | np.ndarray
 
 LEAST_STEPS = 24
 TRAINED = 0.75  # share of the steps, the first ones, that constants are fitted to
@@ -64,7 +67,7 @@ class Costs:
 
 
 def study(
-    asked: Sequence[float], kept: Sequence[float], *, groups: int, samples: int,
+    asked: Numbers, kept: Numbers, *, groups: int, samples: int,
     costs: simulation.Costs, seed: int, progress: Callable[[str], None],
 ) -> Study:
     """Fit `window` to the first three quarters of a run's steps and score it on the others."""
@@ -88,7 +91,7 @@ def study(
                  found.exact, border)
 
 
-def series(asked: Sequence[float], kept: Sequence[float], *, groups: int, cfg: config.Predictor,
+def series(asked: Numbers, kept: Numbers, *, groups: int, cfg: config.Predictor,
            seed: int, costs: simulation.Costs, samples: int) -> Series:
     """From the counts of all steps; `groups` are needed in each."""
     rng = np.random.default_rng(seed)
@@ -162,7 +165,8 @@ def _normalised(values: np.ndarray) -> np.ndarray:
 
 
 def _with(cfg: config.Predictor, values: np.ndarray) -> config.Predictor:
-    return dataclasses.replace(cfg, **dict(zip(BOUNDS, map(float, values), strict=True)))
+    changed: dict[str, Any] = dict(zip(BOUNDS, map(float, values), strict=True))
+    return dataclasses.replace(cfg, **changed)
 
 
 def round_costs(seconds: np.ndarray, rounds: np.ndarray, samples: np.ndarray) -> Costs:

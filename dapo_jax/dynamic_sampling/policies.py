@@ -1,6 +1,7 @@
 """The policies that the simulator compares."""
 
 import dataclasses
+from typing import Any
 
 from dapo_jax import config
 from dapo_jax.dynamic_sampling import simulation
@@ -9,7 +10,7 @@ BASE = "fixed 3 N"
 WINDOW = "window"
 ORACLE = "oracle: only informative prompts"
 DEFAULT = "cost_optimal + carry + skip"
-CARRIED = {"carry_steps": 1, "carry_share": 0.25}
+CARRIED: dict[str, Any] = {"carry_steps": 1, "carry_share": 0.25}
 SKIP = config.Choice(kind="skip", skip_growth=0.5, skip_most=0.8)
 MULTIPLIERS = (3.0, 1.0, 1.5, 2.0)
 
@@ -69,7 +70,7 @@ def optimal(costs: simulation.Costs, samples: int) -> config.Predictor:
 
 
 def _policy(name: str, predictor: config.Predictor, *, refill: str = "deficit", oracle: str = "",
-            absorb: bool = True, **dynamic: object) -> simulation.Policy:
-    changed = {"carry_steps": 0, "max_rounds": 100} | dynamic
+            absorb: bool = True, **dynamic: Any) -> simulation.Policy:
+    changed: dict[str, Any] = {"carry_steps": 0, "max_rounds": 100} | dynamic
     return simulation.Policy(name, config.DynamicSampling(predictor=predictor, **changed),
                              refill=refill, absorb=absorb, oracle=oracle)

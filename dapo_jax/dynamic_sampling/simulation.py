@@ -118,7 +118,9 @@ def pool_draw(flags: np.ndarray, samples: int) -> Draw:
     return recorded_draw(flags, np.broadcast_to(np.int32(samples), flags.shape))
 
 
-def recorded_draw(flags: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> Draw:
+def recorded_draw(
+    flags: Sequence[np.ndarray] | np.ndarray, sizes: Sequence[np.ndarray] | np.ndarray
+) -> Draw:
     """Prompts come in order from the step's pool: informative or not bool[m], samples i32[m]."""
     def draw(state: Any, step: int, asked: int, count: int) -> tuple[Any, Outcome]:
         taken = slice(asked, asked + count)

@@ -65,10 +65,15 @@ def begin(state: types.ControllerState, carried: types.Samples, *, step: int,
         opening, first=wanted(flow, size)))
 
 
+def _streaming(size: CollectSettings) -> gather.Streaming:
+    assert size.stream is not None  # here it never is: without it a step goes by rounds
+    return size.stream
+
+
 def due(flow: Flow, beat: Beat, *, size: CollectSettings) -> tuple[Flow, np.ndarray]:
     """The groups whose rewards count at this boundary, i32[g], in the order they finished."""
     reported = (*flow.finished, (beat.number, beat.finished))
-    counts = [beat.idle or number + size.stream.lag <= beat.number for number, _ in reported]
+    counts = [beat.idle or number + _streaming(size).lag <= beat.number for number, _ in reported]
     now = [groups for (_, groups), count in zip(reported, counts, strict=True) if count]
     later = tuple(one for one, count in zip(reported, counts, strict=True) if not count)
     return dataclasses.replace(flow, finished=later), np.concatenate([np.zeros(0, np.int32), *now])
@@ -98,7 +103,7 @@ def wanted(flow: Flow, size: CollectSettings) -> int:
     if missing <= 0 or not size.filter_enabled:
         return max(0, missing)
     seen = progress.state.predictor
-    lost = size.stream.in_flight == "drop"
+    lost = _streaming(size).in_flight == "drop"
     absorbed = 0 if lost else controller.absorbed(size.groups, size.dynamic)
     asked = predictor.predict(seen, missing, cfg, absorbed=absorbed)
     before = gather.decided(progress.entries)
@@ -121,7 +126,7 @@ def admit(flow: Flow, beat: Beat, *, size: CollectSettings) -> tuple[Flow, types
     stages of groups that are in work.
     """
     whole = full(flow, size)
-    if whole and size.stream.in_flight == "drop":
+    if whole and _streaming(size).in_flight == "drop":
         return flow, None
     progress, stop = flow.progress, ""
     stages = int(np.sum(gather.ready(progress)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from dapo_jax.dynamic_sampling import comparison, persistent, policies, simulati
 
 Progress = Callable[[str], None]
 
-SENSITIVITY: dict[str, dict[str, float]] = {
+SENSITIVITY: dict[str, dict[str, Any]] = {
     "as above": {},
     "every prompt rises alike": {"spread": 0.0, "wander": 0.0},
     "prompts rise and wander twice as unevenly": {"spread": 1.0, "wander": 1.0},
@@ -28,7 +29,7 @@ def reference(
     for size in samples:
         world = simulation.Reference(groups=groups, samples=size, steps=steps, pool=20 * groups)
         chosen = policies.reference(costs, size)
-        traces = {policy.name: [] for policy in chosen}
+        traces: dict[str, list] = {policy.name: [] for policy in chosen}
         for number in range(runs):
             progress(f"G = {size}: run {number + 1} of {runs}")
             flags = simulation.reference_flags(world, seed=[seed, size, number])
@@ -88,8 +89,8 @@ def _table_rows(
     costs: simulation.Costs, progress: Progress,
 ) -> list[comparison.Row]:
     """Rows of the policies, all of as many updates as `window` makes in the world's epochs."""
-    traces = {policy.name: [] for policy in chosen}
-    ends = {policy.name: [] for policy in chosen}
+    traces: dict[str, list] = {policy.name: [] for policy in chosen}
+    ends: dict[str, list] = {policy.name: [] for policy in chosen}
     for number in range(runs):
         right = persistent.answers(world, seed=[seed, world.samples, number])
         window = next(policy for policy in chosen if policy.name == policies.WINDOW)

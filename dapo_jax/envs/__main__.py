@@ -1,7 +1,8 @@
 """List the tasks and the environments of several turns, or show problems of one.
 
     python -m dapo_jax.envs              every task, those of reasoning-gym too, with an example
-    python -m dapo_jax.envs NAME [N]     N problems (3) with a right answer and its reward
+    python -m dapo_jax.envs countdown 5  problems of one, with a right answer and its reward
+    python -m dapo_jax.envs NAME [N]     N is 3 if it is not given
 
 NAME is a task, an environment, or a data set of reasoning-gym.
 """
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__.strip())
         return 0 if arguments[0] in ("-h", "--help") else 2
     try:
-        print(_shown(arguments[0], int((*arguments[1:], SHOWN)[0])))
+        print(_shown(arguments[0], int([*arguments[1:], str(SHOWN)][0])))
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -187,8 +187,8 @@ def level(problem: Problem) -> str:
 
 def question(problem: Problem, task: config.Task) -> str:
     """The question; the spaced form ends with a space, where the answer begins."""
-    left, operator, right = problem
-    left, right = (str(operand).zfill(task.digits) for operand in (left, right))
+    operator = problem[1]
+    left, right = (str(operand).zfill(task.digits) for operand in (problem[0], problem[2]))
     return f"{left} {operator} {right} = " if task.spaced else f"{left}{operator}{right}="
 
 

@@ -40,8 +40,11 @@ def resolve_reward(dotted: str) -> Callable[[str, Mapping[str, Any]], Any]:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]
+        hint = ("; put it into the folder where the command is started, or on PYTHONPATH"
+                if absent else "")
         raise config.ConfigError(f"reward {dotted!r}: cannot import module {module_name!r}: "
-                                 f"{type(error).__name__}: {error}") from error
+                                 f"{type(error).__name__}: {error}{hint}") from error
     function = getattr(module, name, None)
     if function is None:
         raise config.ConfigError(f"reward {dotted!r}: module {module_name!r} has no {name!r}"

@@ -105,7 +105,7 @@ def number(plain: str) -> Number | None:
         return Number(-value if power[1] == "-" else value, False, 0, 0)
     match = _NUMBER.fullmatch(plain)
     factor = _unit(match[11]) if match else None
-    return None if factor is None else _number(match, factor)
+    return None if match is None or factor is None else _number(match, factor)
 
 
 def is_prose(plain: str) -> bool:

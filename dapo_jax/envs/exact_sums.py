@@ -99,7 +99,8 @@ def _whole(function: Callable[[Number, Number], Number]) -> Callable[[Number, Nu
     return lambda left, right: Number(function(left, right))
 
 
-SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+SIGNS: dict[type[ast.unaryop], Callable[[Number], Number]] = {
+    ast.UAdd: operator.pos, ast.USub: operator.neg}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.Div: operator.truediv, ast.FloorDiv: _whole(operator.floordiv),
              ast.Mod: operator.mod, ast.Pow: _power}

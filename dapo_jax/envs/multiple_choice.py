@@ -53,7 +53,7 @@ def chosen_letter(answer: str, choices: Sequence[str]) -> str | None:
     named = _LETTER.fullmatch(answer)
     place = ord(named[1].upper()) - ord("A") if named else len(choices)
     # After a letter only that option's own text may stand: "A or B" chooses nothing.
-    if place < len(choices) and _plain(named[2]) in ("", texts[place]):
+    if named and place < len(choices) and _plain(named[2]) in ("", texts[place]):
         return named[1].upper()
     return _of_text(answer, texts)
 

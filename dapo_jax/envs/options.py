@@ -1,7 +1,7 @@
 """Settings of one task, given in the configuration as pairs of name and value."""
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dapo_jax import config
 
@@ -21,7 +21,7 @@ def pairs(given: tuple) -> dict[str, Any]:
 def read(record: type[Settings], given: tuple, *, where: str) -> Settings:
     """The settings record with the given pairs; ConfigError for unknown names and wrong types."""
     values = pairs(given)
-    known = {field.name: field.default for field in dataclasses.fields(record)}
+    known = {field.name: field.default for field in dataclasses.fields(cast(Any, record))}
     for name, value in values.items():
         if name not in known:
             raise config.ConfigError(f"config.task.options: {where} has no setting {name!r}"

@@ -15,10 +15,9 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class Scores:
 class Worker:
     """One process and where the conversation with it stands."""
 
-    process: subprocess.Popen
+    process: processes.Process
     mark: str  # the token of the process and of all it starts
     deadline: float  # monotonic seconds; infinite while idle
     ready: bool = False
@@ -129,13 +128,16 @@ def score(pool: Pool, texts: Sequence[str], records: Sequence[Mapping[str, Any]]
         raise ValueError(f"{len(texts)} texts but {len(records)} records")
     call = _call(pool, texts, records)
     _run(pool, call, lambda: not call.left)
-    _refuse_types(pool, call.replies)
-    return _scores(call.replies, pool)
+    replies = cast(list[Reply], call.replies)  # all are there
+    _refuse_types(pool, replies)
+    return _scores(replies, pool)
 
 
 def close(pool: Pool) -> None:
     """Kill the workers and what they started; nothing happens to a pool that is closed."""
-    ended = [processes.end(pool.workers.pop().process) for _ in range(len(pool.workers))]
+    ended = len(pool.workers)
+    while pool.workers:
+        processes.end(pool.workers.pop().process)
     if ended:
         processes.sweep(pool.mark)
 

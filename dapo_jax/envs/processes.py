@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from typing import IO, Protocol, cast
 
 TOKEN = "DAPO_JAX_SCORER"  # noqa: S105 (a name in the environment, no secret)
 ROUNDS = 5  # looks at the process list, should something be forking meanwhile
@@ -21,18 +22,36 @@ def token() -> str:
     return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def start(code: str, mark: str) -> subprocess.Popen:
+class Process(Protocol):
+    """What is used of a subprocess.Popen whose input and output are pipes."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def piped(process: subprocess.Popen[bytes]) -> Process:
+    """The same process: its pipes were asked for, which its type does not say."""
+    return cast(Process, process)
+
+
+def start(code: str, mark: str) -> Process:
     """A fresh interpreter that runs `code`, with unbuffered pipes to and from it."""
     # A reward that imports jax must not take the accelerator, nor its threads all cores.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu", TOKEN: mark}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, bufsize=0, env=environment,
-                               start_new_session=True)
+    process = piped(subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        env=environment, start_new_session=True))
     os.set_blocking(process.stdin.fileno(), False)
     return process
 
 
-def end(process: subprocess.Popen) -> None:
+def end(process: Process) -> None:
     """Kill a process and its group; nothing happens to one that is gone."""
     if process.returncode is None:
         # Before waiting for it, while nobody else can have its number. Its group may outlive it.

@@ -32,7 +32,7 @@ def filled(
 def joined(found: Sequence[pools.Scores], places: Sequence[slice], count: int) -> pools.Scores:
     """The scores of `count` samples from those of disjoint parts of them."""
     def column(values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        whole = np.zeros(count, dtype)
+        whole: np.ndarray = np.zeros(count, dtype)
         for place, part in zip(places, values, strict=True):
             whole[place] = part
         return whole

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+from typing import cast
 
 from dapo_jax import config
 from dapo_jax.envs import processes, sandbox_inner
@@ -95,19 +96,19 @@ def run(code: str, limits: Limits = Limits(), *, mechanism: str = "") -> Ran:
     command = MECHANISMS[mechanism or available()](limits)
     # The environment has no more than the token by which the pool's sweep finds the launcher.
     environment = {name: os.environ[name] for name in (processes.TOKEN,) if name in os.environ}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, bufsize=0, env=environment,
-                               start_new_session=True)
+    process = processes.piped(subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+        env=environment, start_new_session=True))
     try:
         process.stdin.write(source)
         process.stdin.close()
         output, ended = _read(process, limits)
     finally:
         processes.end(process)
-    return Ran(output.decode("utf-8", "replace"), ended, process.returncode)
+    return Ran(output.decode("utf-8", "replace"), ended, cast(int, process.returncode))
 
 
-def _read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
+def _read(process: processes.Process, limits: Limits) -> tuple[bytes, str]:
     """Bytes until the end of output, the limit of bytes or of time, and which it was."""
     started = _some(process, time.monotonic() + START_SECONDS, size=1)
     if started != sandbox_inner.STARTED:
@@ -127,7 +128,7 @@ def _read(process: subprocess.Popen, limits: Limits) -> tuple[bytes, str]:
             return found, "exit" if _waited(process, deadline) else "time"
 
 
-def _some(process: subprocess.Popen, deadline: float, *, size: int = 1 << 16) -> bytes | None:
+def _some(process: processes.Process, deadline: float, *, size: int = 1 << 16) -> bytes | None:
     """What has been printed, empty at the end of it; None if nothing is before the deadline."""
     left = max(0.0, deadline - time.monotonic())
     if not select.select([process.stdout], [], [], left)[0]:
@@ -135,7 +136,7 @@ def _some(process: subprocess.Popen, deadline: float, *, size: int = 1 << 16) ->
     return os.read(process.stdout.fileno(), size)
 
 
-def _waited(process: subprocess.Popen, deadline: float) -> bool:
+def _waited(process: processes.Process, deadline: float) -> bool:
     # A program may close its output and run on.
     try:
         process.wait(max(0.0, deadline - time.monotonic()) + 0.05)

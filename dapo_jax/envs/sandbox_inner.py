@@ -28,7 +28,7 @@ def main() -> None:
         raise
     except BaseException as error:  # without the frames of this file
         sys.stdout.flush()
-        frames = error.__traceback__.tb_next
+        frames = error.__traceback__ and error.__traceback__.tb_next
         traceback.print_exception(type(error), error, frames, limit=-3, chain=False)
         sys.exit(1)
 

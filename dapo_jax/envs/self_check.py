@@ -53,7 +53,7 @@ def _compared(
     asked = [(text, record) for pair, record in zip(forms, shown, strict=True) for text in pair]
     scores = pool.score(workers, [text for text, _ in asked], [record for _, record in asked])
     best = scores.reward.reshape(-1, 2).max(axis=1)
-    valid = scores.valid.reshape(-1, 2).any(axis=1)
+    valid: Any = scores.valid.reshape(-1, 2).any(axis=1)
     for pair, record, reward, scored in zip(forms, shown, best, valid, strict=True):
         if scored and reward < RIGHT:
             raise config.ConfigError(

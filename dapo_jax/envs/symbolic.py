@@ -111,7 +111,9 @@ def _small_powers(expression: str) -> bool:
 
 def _power(text: str, start: int) -> int:
     """The product of all numbers of the exponent at `start`; beyond the limit for a tower."""
-    exponent = _EXPONENT.match(text, start)[0]
+    found = _EXPONENT.match(text, start)
+    assert found is not None  # the pattern matches nothing at all too
+    exponent = found[0]
     if text[start:].lstrip()[:1] in ("(", "[", "{"):
         exponent = _bracket(text, start)
     # A power of numbers in an exponent is a tower: 2^{3^4}; e^{x^2} is none.

@@ -1,7 +1,7 @@
 """Calls of a tool that stand in a text between tags, and replies that cannot be taken for one."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 MOST_CALLS = 8  # answered in one turn; what is beyond them is told so
 
@@ -16,7 +16,7 @@ def after_calls(text: str, tag: str) -> str:
     return re.sub(rf"<{tag}>.*?</{tag}>", "", text, flags=re.DOTALL)
 
 
-def reply(results: Iterator[str], tag: str) -> str:
+def reply(results: Iterable[str], tag: str) -> str:
     """Results between <tag> and </tag>, a line each."""
     return "".join(f"<{tag}>{plain(result)}</{tag}>\n" for result in results)
 

@@ -64,7 +64,12 @@ def private_pipes() -> tuple[BinaryIO, BinaryIO]:
     # A fork inherits them though a new program does not. By number: closing the buffered file
     # object could wait for a lock that a thread of the parent holds.
     pipes = (requests.fileno(), replies.fileno())
-    os.register_at_fork(after_in_child=lambda: [os.close(pipe) for pipe in pipes])
+
+    def close() -> None:
+        for pipe in pipes:
+            os.close(pipe)
+
+    os.register_at_fork(after_in_child=close)
     return requests, replies
 
 

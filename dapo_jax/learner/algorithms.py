@@ -227,7 +227,7 @@ def _check_demonstrations(algorithm: Algorithm, *, where: str) -> None:
 
 
 # Field of an algorithm -> names it may have.
-NAMES = {
+NAMES: dict[str, Collection[str]] = {
     "advantage": advantages.ADVANTAGES,
     "weights": weights.WEIGHTS | weights.PACKED,
     "ratio": losses.RATIOS,

@@ -11,7 +11,8 @@ for samples carried from an earlier step alike.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +59,10 @@ def policy_loss(
     """
     used = weights > 0
     # Junk has to go before any arithmetic: 0 * NaN is NaN in the loss, and inf in a gradient.
-    logprobs, old_logprobs, advantages, weights, entropy, sampled, reference = (
+    clean: Iterator[Any] = (
         x if x is None else jnp.where(used, x, 0)
         for x in (logprobs, old_logprobs, advantages, weights, entropy, sampled, reference))
+    logprobs, old_logprobs, advantages, weights, entropy, sampled, reference = clean
     difference = logprobs - old_logprobs
     ratio = RATIOS[settings.ratio](difference, used, sample)
     objective = OBJECTIVES["none" if settings.ratio == "none" else settings.objective]
@@ -74,6 +76,7 @@ def policy_loss(
         metrics |= more
     per_token = correction * per_token - settings.entropy_coef * entropy
     if settings.kl_coef:
+        assert reference is not None  # update.scored put it there
         to_sampler = correction * jnp.exp(_clamp(difference))
         estimate = KLS[settings.kl_estimator](logprobs - reference, to_sampler)
         per_token += settings.kl_coef * estimate

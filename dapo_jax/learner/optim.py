@@ -113,7 +113,8 @@ def _decay(cfg: config_learner.Optimizer) -> optax.GradientTransformation:
 
 
 class _Narrow(NamedTuple):
-    count: jax.Array  # i32[] updates, from which the rounding's random numbers come
+    # A tuple's own method of this name is not called.
+    count: jax.Array  # type: ignore[assignment]  # i32[] updates, for the rounding's random numbers
     inner: optax.OptState  # its float32 arrays as bfloat16
 
 

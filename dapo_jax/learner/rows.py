@@ -56,7 +56,7 @@ def place(
                 copies = np.append(copies, 0)
                 slot, row = len(copies) - 1, 0
             else:
-                slot, row = np.unravel_index(np.argmax(fits), fits.shape)
+                slot, row = map(int, np.unravel_index(np.argmax(fits), fits.shape))
             copy = in_row[slot, row]
             if copies[slot] == copy:
                 copies[slot] += 1

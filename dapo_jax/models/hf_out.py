@@ -66,7 +66,8 @@ def adapter(folder: pathlib.Path, spec: ModelSpec, tree: types.Tree, cfg: config
 
 
 def _groups(tensors: Mapping[str, families.Tensor], limit: int) -> Iterator[list[str]]:
-    group, used = [], 0
+    group: list[str] = []
+    used = 0
     for name, tensor in tensors.items():
         size = math.prod(tensor.shape)
         if group and used + size > limit:

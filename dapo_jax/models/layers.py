@@ -6,6 +6,8 @@ K kv heads, G query heads per kv head, E head size, F ff.
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,7 @@ def rope_frequencies(spec: spec_lib.ModelSpec, *, sliding: bool = False) -> np.n
     """Angle per position of each pair of a head: f32[E/2] (arXiv 2104.09864); `sliding` layers
     may have a base of their own, which is never scaled."""
     local = sliding and spec.local_rope_base is not None
-    base = spec.local_rope_base if local else spec.rope_base
+    base: Any = spec.local_rope_base if local else spec.rope_base
     base = base ** (-np.arange(0, spec.head_size, 2, dtype=np.float64) / spec.head_size)
     scaling = None if local else spec.rope_scaling
     if scaling is None:
@@ -102,7 +104,8 @@ def attend(
     top = scores.max(axis=-1)
     if prompt is not None:
         prompt_scores = softcap(_wide_product("skrgte,skep->skrgtp", _turn(query), prompt[0]), cap)
-        prompt_scores = jnp.where(prompt_mask[:, None, :, None], prompt_scores, MASKED)
+        prompt_scores = jnp.where(
+            cast(jax.Array, prompt_mask)[:, None, :, None], prompt_scores, MASKED)
         top = jnp.maximum(top, _turn(prompt_scores.max(axis=-1)))
     top = jax.lax.stop_gradient(top)
     mass = jnp.exp(scores - top[..., None])
@@ -147,7 +150,7 @@ def _wide_product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(letters, x, y, preferred_element_type=wide_dtype(y))
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }

@@ -76,7 +76,8 @@ def merge(params: types.Tree, adapter: types.Tree, cfg: config.Lora) -> types.Tr
             matrix = blocks[part][name]
             # A layer at a time: the sum is wider than a bfloat16 matrix.
             blocks[part][name] = jax.lax.map(
-                lambda layer: _added(*layer, cfg), (matrix, pair["a"], pair["b"]))
+                lambda layer: _added(layer[0], layer[1], layer[2], cfg),
+                (matrix, pair["a"], pair["b"]))
     return params | {"blocks": blocks}
 
 

@@ -2,6 +2,8 @@
 samples (types.Packed). Each prompt is run once for all its samples; a token sees its own sample and
 its own prompt, at the positions that they would have alone."""
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 
@@ -69,5 +71,6 @@ def _prompt_places(segment: jax.Array) -> attention.Places:
 def _own_places(
     prompt: attention.Places, after: jax.Array, first: jax.Array
 ) -> attention.Places:
-    segment = jnp.where(after < 0, attention.PADDING, _at(prompt.segment[:, 0], after))
+    segment = jnp.where(after < 0, attention.PADDING, _at(
+        cast(jax.Array, prompt.segment)[:, 0], after))
     return attention.Places(_at(prompt.position[:, 0], after) + 1 + _offset(first), segment)

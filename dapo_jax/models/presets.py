@@ -1,13 +1,14 @@
 """Shapes of known models by name, for random weights of a real size."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from dapo_jax import config
 from dapo_jax.models import families
 from dapo_jax.models.spec import ModelSpec, RopeScaling
 
 
-def spec(name: str, **chosen: object) -> ModelSpec:
+def spec(name: str, **chosen: Any) -> ModelSpec:
     """The shape of a known model; `chosen` are fields of the spec that a name does not decide.
     ConfigError names what is known."""
     if name not in PRESETS:
@@ -19,24 +20,24 @@ def spec(name: str, **chosen: object) -> ModelSpec:
                 head_size=head_size, **chosen)
 
 
-def _qwen2(tied: bool, vocab: int, **shape: object) -> ModelSpec:
+def _qwen2(tied: bool, vocab: int, **shape: Any) -> ModelSpec:
     return ModelSpec(vocab=vocab, family="qwen2", context=32768, tied=tied, norm_eps=1e-6,
                      rope_base=1e6, **families.FAMILIES["qwen2"].features, **shape)
 
 
-def _qwen3(tied: bool, **shape: object) -> ModelSpec:
+def _qwen3(tied: bool, **shape: Any) -> ModelSpec:
     return ModelSpec(vocab=151936, family="qwen3", context=40960, tied=tied, norm_eps=1e-6,
                      rope_base=1e6, **families.FAMILIES["qwen3"].features, **shape)
 
 
-def _llama3(tied: bool, factor: float, **shape: object) -> ModelSpec:
+def _llama3(tied: bool, factor: float, **shape: Any) -> ModelSpec:
     return ModelSpec(vocab=128256, context=131072, tied=tied, norm_eps=1e-5, rope_base=5e5,
                      rope_scaling=RopeScaling("llama3", factor), **shape)
 
 
 def _gemma3(
     vocab: int, window: int, scalar: float, factor: float, context: int, *, layers: int,
-    **shape: object,
+    **shape: Any,
 ) -> ModelSpec:
     scaling = RopeScaling("linear", factor) if factor != 1 else None
     family = families.FAMILIES["gemma3"]

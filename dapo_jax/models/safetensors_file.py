@@ -6,9 +6,11 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", BFLOAT16: "BF16"}
@@ -16,7 +18,7 @@ NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", BFLOAT16: "BF
 
 def write(
     path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]], values: Iterable[np.ndarray], *,
-    dtype: np.dtype, metadata: Mapping[str, str],
+    dtype: npt.DTypeLike, metadata: Mapping[str, str],
 ) -> None:
     """Write tensors of one type, `values` in the order of `shapes`; the host holds one of them.
 
@@ -42,7 +44,8 @@ def write(
 
 def _header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype,
             metadata: Mapping[str, str]) -> bytes:
-    entries, start = {"__metadata__": dict(metadata)}, 0
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
     for name, shape in shapes.items():
         end = start + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}

@@ -1,6 +1,7 @@
 """What a decoder is made of. Frozen and hashable: a static argument of every jitted function."""
 
 import dataclasses
+from typing import Any
 
 from dapo_jax import config
 
@@ -51,7 +52,7 @@ class ModelSpec:
     attention: str = "xla"  # the implementation; see attention.py
 
 
-def from_scratch(model: config.Model, vocab: int, **chosen: object) -> ModelSpec:
+def from_scratch(model: config.Model, vocab: int, **chosen: Any) -> ModelSpec:
     """The spec that the configuration's own numbers describe; `chosen` are further fields."""
     return ModelSpec(
         vocab=vocab, layers=model.layers, d_model=model.d_model, heads=model.heads,

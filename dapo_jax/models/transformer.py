@@ -7,6 +7,8 @@ leading layer axis. What differs between layers (a window of keys, the base of r
 by the layer's kind, which the scan over layers carries.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -50,7 +52,8 @@ def run(
     """Hidden states [S, R, T, D] of tokens i32[S, R, T] and each layer's keys [N, S, R, K, E, T]
     and values [N, S, R, K, T, E]; `prompt` holds those of each slot's prompt."""
     context = _context(spec, seen.query.position, seen)
-    return decoder.Decoder(spec).apply(_variables(params), tokens, prompt, context)
+    result: Any = decoder.Decoder(spec).apply(_variables(params), tokens, prompt, context)
+    return result
 
 
 def _variables(params: types.Tree) -> types.Tree:
@@ -142,7 +145,8 @@ def decode(
                           _prompt_places(prompt))
     context = _context(spec, newest, seen, column)
     x = decoder.embed(weights["embedding"], tokens[..., None], spec)
-    keys, values = [], []
+    keys: list[Any] = []
+    values: list[Any] = []
     for layer, block in enumerate(weights["blocks"]):
         kind = int(spec.sliding[layer]) if any(spec.sliding) else None
         x, (key, value) = decoder.Block(spec).apply(

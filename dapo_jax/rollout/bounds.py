@@ -9,6 +9,8 @@ that many groups must be wanted). 4 is the default: a quarter of a prompt's cach
 times the use of R = 16. Prompts are run once whatever R is.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -93,5 +95,15 @@ def table(
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> int:
+    """The command; see the module's text."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dapo_jax.rollout.bounds", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(arguments)
     print(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -291,7 +291,7 @@ def _check_kinds(workdir: pathlib.Path) -> None:
 
 
 def _fields(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    fields = {}
+    fields: dict[str, Any] = {}
     for name, value in tree.items():
         nested = isinstance(value, Mapping)
         fields |= _fields(value, f"{prefix}{name}.") if nested else {prefix + name: value}

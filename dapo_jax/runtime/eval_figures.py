@@ -31,7 +31,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def majority(correct: Sequence[bool], answers: Sequence[str | None]) -> bool:
+def majority(correct: Sequence[bool] | np.ndarray, answers: Sequence[str | None]) -> bool:
     """Whether the most frequent answer is right; of equally frequent ones the first counts.
 
     Answers that are None have no vote; without any vote the majority is wrong.

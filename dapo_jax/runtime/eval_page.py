@@ -240,7 +240,8 @@ def _by_prompt(rows: Sequence[Mapping[str, Any]], limit: int) -> tuple[list[dict
             "mode": row["mode"], "text": row["completion"], "extracted": row["extracted"],
             "verdict": row["verdict"], "truncated": not row["stopped"], "length": row["length"],
             "reward": row["reward"]} | _episode(row))
-    kept, count = [], 0
+    kept: list[dict[str, Any]] = []
+    count = 0
     for prompt in prompts.values():
         if limit and kept and count + len(prompt["responses"]) > limit:
             break

@@ -3,6 +3,7 @@
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,8 @@ def write(
     each microbatch (types.TrainBatch), but for what other processes hold."""
     path = pathlib.Path(workdir) / "failed_updates" / f"step_{step:06d}_update_{number + 1}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays, index = {}, 0
+    arrays: dict[str, Any] = {}
+    index = 0
     for batch in batches:
         stack = isinstance(batch, types.Stack)
         count = int(batch.count) if stack else 1

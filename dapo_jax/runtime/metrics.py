@@ -265,7 +265,7 @@ def _accuracy(line: Mapping[str, Any], known: float | None) -> float | None:
 # ----------------------------------------------------------------------------------------- compiles
 
 # A module's variable, as jax too keeps its listeners for the life of the process.
-_compiles = collections.Counter()
+_compiles: collections.Counter[str] = collections.Counter()
 
 
 @functools.cache
@@ -284,7 +284,7 @@ def compile_count() -> int:
     return _compiles["backend_compile"]
 
 
-def _on_event(event: str, seconds: float, **details: Any) -> None:
-    del seconds, details
+def _on_event(event: str, duration_secs: float, **details: Any) -> None:
+    del duration_secs, details
     if "backend_compile" in event:
         _compiles["backend_compile"] += 1

@@ -17,7 +17,8 @@ from dapo_jax.runtime import panels
 COLOURS = panels.COLOURS
 STYLES = ("-", "--", ":", "-.")
 SMOOTH_ABOVE = 100  # points; from there on a running mean is drawn over the faint values
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+STYLE: dict[Any, Any] = {
+         "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "axes.grid.axis": "y", "grid.color": "#e4e4e4", "axes.axisbelow": True,
          "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
          "legend.frameon": False, "legend.fontsize": 8, "axes.prop_cycle":

@@ -69,7 +69,7 @@ def start(cluster: Cluster) -> None:
     """
     if cluster.kind == ALONE:
         return
-    manual = {}
+    manual: dict[str, Any] = {}
     if cluster.kind == MANUAL:
         _check(cluster)
         manual = {"coordinator_address": cluster.coordinator, "num_processes": cluster.count,

@@ -17,7 +17,7 @@ from dapo_jax import config
 from dapo_jax.runtime import metrics, samples_log
 
 TOLERANCE = config.Filter().tolerance
-FIELDS = {"group": int, "reward": (int, float), "valid": bool}
+FIELDS: dict[str, Any] = {"group": int, "reward": (int, float), "valid": bool}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _number(value: Any) -> float:
 
 
 def _rows(path: pathlib.Path) -> list[Mapping[str, Any]]:
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             row = dict(json.loads(line))

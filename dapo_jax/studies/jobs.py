@@ -48,7 +48,9 @@ def run(jobs: Sequence[Job], *, at_once: int, signals: Sequence[int],
     """
     waiting = [job for job in jobs if not job.done()]
     before, begun = len(jobs) - len(waiting), time.monotonic()
-    running, failures, ended = [], [], 0
+    running: list[_Process] = []
+    failures: list[Failure] = []
+    ended = 0
     try:
         while running or (waiting and not signals):
             while waiting and len(running) < at_once and not signals:

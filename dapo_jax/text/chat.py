@@ -84,12 +84,13 @@ def encode(tokenizer: tokenizers.Tokenizer, parts: Sequence[Segment], *, start: 
     Each segment is encoded by itself, as prompt and completion of a rollout are. A turn ends at
     its first stop token; what a template writes after that is not generated.
     """
-    ids, mask = [], []
+    ids: list[np.ndarray] = []
+    mask: list[np.ndarray] = []
     for text, generated in parts:
         tokens = np.asarray(tokenizer.encode(text, start=start and not ids), np.int32)
         stops = np.isin(tokens, tokenizer.stop_ids)
         ids.append(tokens)
-        mask.append((np.cumsum(stops) - stops == 0) & generated)
+        mask.append(np.asarray((np.cumsum(stops) - stops == 0) & generated))
     return np.concatenate(ids), np.concatenate(mask)
 
 

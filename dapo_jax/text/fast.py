@@ -74,9 +74,9 @@ def _spelled(engine: tokenizers.Tokenizer, described: Mapping[str, Any], *,
     unknown = described["model"].get("unk_token")
     if unknown in vocabulary:
         result[vocabulary[unknown]] = tokenizer.NO_TEXT
-    for i, token in engine.get_added_tokens_decoder().items():
-        if token.content != unknown:
-            result[i] = token.content.encode("utf-8")
+    for i, added in engine.get_added_tokens_decoder().items():
+        if added.content != unknown:
+            result[i] = added.content.encode("utf-8")
     return result
 
 
@@ -100,7 +100,7 @@ def _strips(described: Mapping[str, Any]) -> bool:
                for part in _parts(described["decoder"]))
 
 
-def _parts(described: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+def _parts(described: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     """A component, or the components of a sequence of them."""
     if described is None:
         return

@@ -6,7 +6,7 @@ Only files of data are read; nothing of a folder is ever imported or run.
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 
@@ -49,7 +49,7 @@ def _from_json(path: str, settings: Mapping[str, Any], names: dict[str, str]
                                      f"{engine.token_to_id(text)} in tokenizer.json")
     before = _put_before(engine)
     if before and "bos_token" not in names:
-        names["bos_token"] = engine.id_to_token(before[0])
+        names["bos_token"] = cast(str, engine.id_to_token(before[0]))
     bos_id = engine.token_to_id(names["bos_token"]) if "bos_token" in names else None
     # As in transformers, the file alone says this, whatever add_bos_token of the settings is.
     adds_bos = bool(before) and before[0] == bos_id
@@ -108,7 +108,7 @@ def _stop_ids(path: str, own: int | None) -> tuple[int, ...]:
 
 def _specials(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Texts of the named special tokens: "bos_token" and the like."""
-    both = _json(path, "special_tokens_map.json") | settings
+    both = _json(path, "special_tokens_map.json") | dict(settings)
     found = {name: entry.get("content") if isinstance(entry, dict) else entry
              for name, entry in both.items() if name.endswith("_token")}
     return {name: text for name, text in found.items() if isinstance(text, str)}

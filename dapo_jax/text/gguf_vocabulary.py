@@ -141,7 +141,7 @@ def _engine(metadata: Mapping[str, Any], family: _Family) -> tokenizers.Tokenize
     return engine
 
 
-def _scored(metadata: Mapping[str, Any]) -> pieces.proto.ModelProto:
+def _scored(metadata: Mapping[str, Any]) -> pieces.ModelProto:
     """The model of a sentencepiece vocabulary, put together again from the file's parts."""
     tokens = _required(metadata, "tokens")
     scores = _required(metadata, "scores")

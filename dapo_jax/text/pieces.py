@@ -7,15 +7,17 @@ from typing import Any
 
 import sentencepiece
 from google.protobuf import message
-from sentencepiece import sentencepiece_model_pb2 as proto
+from sentencepiece import sentencepiece_model_pb2
 
 from dapo_jax import config
 from dapo_jax.text import spelling, tokenizer
 
+proto: Any = sentencepiece_model_pb2  # its classes are made at import
+ModelProto = Any
 _PIECE = proto.ModelProto.SentencePiece
 
 
-def read(path: str) -> proto.ModelProto:
+def read(path: str) -> ModelProto:
     """The model in a `.model` file; ConfigError if there is none in it."""
     try:
         with open(path, "rb") as file:
@@ -30,7 +32,7 @@ def read(path: str) -> proto.ModelProto:
 
 
 def model(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], *,
-          leading_space: bool) -> proto.ModelProto:
+          leading_space: bool) -> ModelProto:
     """A model of merges by score from its vocabulary; `kinds` are sentencepiece's own numbers."""
     result = proto.ModelProto(pieces=[
         _PIECE(piece=token, score=float(score), type=int(kind))
@@ -48,7 +50,7 @@ def model(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], 
 
 
 def from_model(
-    model: proto.ModelProto, *, where: str, added: Mapping[str, tuple[int, bool]] | None = None,
+    model: ModelProto, *, where: str, added: Mapping[str, tuple[int, bool]] | None = None,
     space_after_specials: bool = False, **more: Any,
 ) -> tokenizer.Tokenizer:
     """The tokenizer of a sentencepiece model.
@@ -69,7 +71,7 @@ def from_model(
                                **(defaults | more))
 
 
-def _ends(control: Mapping[str, int], model: proto.ModelProto, *, where: str) -> dict[str, Any]:
+def _ends(control: Mapping[str, int], model: ModelProto, *, where: str) -> dict[str, Any]:
     """BOS and end as the model's trainer was told."""
     bos, end = model.trainer_spec.bos_piece, model.trainer_spec.eos_piece
     if end not in control:
@@ -79,7 +81,7 @@ def _ends(control: Mapping[str, int], model: proto.ModelProto, *, where: str) ->
             "specials": {**specials, "eos_token": end}}
 
 
-def _spelled(model: proto.ModelProto, added: Mapping[str, tuple[int, bool]]) -> tuple[bytes, ...]:
+def _spelled(model: ModelProto, added: Mapping[str, tuple[int, bool]]) -> tuple[bytes, ...]:
     size = max([len(model.pieces), *(i + 1 for i, _ in added.values())])
     result = [tokenizer.NO_TEXT] * size
     for i, piece in enumerate(model.pieces):
@@ -95,7 +97,7 @@ def _spelled(model: proto.ModelProto, added: Mapping[str, tuple[int, bool]]) -> 
 
 
 def _encoder(
-    model: proto.ModelProto, special: Mapping[str, int], *, where: str, space_after_specials: bool
+    model: ModelProto, special: Mapping[str, int], *, where: str, space_after_specials: bool
 ) -> Callable[[str, bool], list[int]]:
     first = _processor(model, where)
     later = first
@@ -123,7 +125,7 @@ def _encoder(
     return encode
 
 
-def _processor(model: proto.ModelProto, where: str) -> sentencepiece.SentencePieceProcessor:
+def _processor(model: ModelProto, where: str) -> sentencepiece.SentencePieceProcessor:
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
     except (RuntimeError, ValueError) as error:

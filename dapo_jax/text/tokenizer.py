@@ -7,6 +7,7 @@ id: in some vocabularies the pad token and the end token are one.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from dapo_jax import config
 
@@ -43,7 +44,7 @@ class Tokenizer:
         if not (start and self.adds_bos):
             return ids
         own = next((at for at, token in enumerate(ids) if token != self.bos_id), len(ids))
-        return [self.bos_id, *ids[own:]]
+        return [cast(int, self.bos_id), *ids[own:]]
 
     def decode(self, ids: Sequence[int], *, start: bool = False) -> str:
         """The text of ids; special tokens give nothing, incomplete UTF-8 gives U+FFFD.
