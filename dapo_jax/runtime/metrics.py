@@ -19,7 +19,8 @@ import jax
 import numpy as np
 import rich.console
 import rich.progress
-import tensorboardX
+
+from dapo_jax.runtime import board as boards
 
 REPETITION_LIMIT = 0.2  # above it a text counts as repeating itself
 REPETITION_CHARACTERS = 16384  # of each text, its last ones: loops are found at the end
@@ -81,7 +82,7 @@ class Writer:
     """Where metric lines go."""
 
     lines: TextIO
-    board: tensorboardX.SummaryWriter | None
+    board: boards.EventsWriter | None
 
 
 def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bool) -> Writer:
@@ -96,7 +97,7 @@ def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bo
     _cut(path, resume_step)
     board = None
     if tensorboard:
-        board = tensorboardX.SummaryWriter(str(workdir / "tb"), purge_step=resume_step + 1)
+        board = boards.open_board(workdir / "tb", first_step=resume_step + 1)
     return Writer(path.open("a", encoding="utf-8"), board)
 
 
@@ -107,17 +108,15 @@ def write(writer: Writer, line: Mapping[str, Any]) -> None:
     writer.lines.write(json.dumps(values, allow_nan=False) + "\n")
     writer.lines.flush()
     if writer.board is not None:
-        for name, value in values.items():
-            if name != "step" and type(value) in (int, float):
-                writer.board.add_scalar(name, value, step)
-        writer.board.flush()
+        boards.write(writer.board, {name: value for name, value in values.items()
+                                    if name != "step" and type(value) in (int, float)}, step=step)
 
 
 def close(writer: Writer) -> None:
     """Write out what is left and close the files."""
     writer.lines.close()
     if writer.board is not None:
-        writer.board.close()
+        boards.close(writer.board)
 
 
 def plain(value: Any) -> Any:
