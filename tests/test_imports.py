@@ -16,7 +16,7 @@ FLOORS = (
      "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
     ("learner.update", "learner.step", "rollout.programs", "rollout.engine",
-     "rollout.collect", "rollout.streaming"),
+     "rollout.resharding", "rollout.collect", "rollout.streaming"),
     ("setup", "setup_adapter", "setup_phases", "phases", "planning.*"),
     ("evaluate", "calibration"),
     ("journal",),
