@@ -1,5 +1,7 @@
 import os
 import struct
+import subprocess
+import sys
 
 from tensorboardX.proto import event_pb2
 
@@ -35,3 +37,8 @@ def test_a_run_that_goes_on_within_the_second_has_a_file_of_its_own(tmp_path, mo
         monkeypatch.setattr(os, "getpid", lambda number=number: number)
         board.close(board.open_board(tmp_path, first_step=0))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_processes_that_write_no_events_do_not_import_what_writes_them():
+    subprocess.run([sys.executable, "-c", "import sys; from dapo_jax import train; "
+                    "assert not {'tensorboardX', 'torch'} & set(sys.modules)"], check=True)

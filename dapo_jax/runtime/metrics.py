@@ -82,7 +82,7 @@ class Writer:
     """Where metric lines go."""
 
     lines: TextIO
-    board: boards.EventsWriter | None
+    board: Any | None  # of board.py
 
 
 def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bool) -> Writer:
