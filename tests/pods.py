@@ -28,8 +28,9 @@ def start(workdir, count, *changes, devices=8, programs=None):
     """`count` processes with `devices` between them, which write to WORKDIR_0.log and so on;
     `programs` has, by process, arguments of python that take the place of the trainer's."""
     port, started = free_port(), []
+    values = dict(change.split("=", 1) for change in (*RUN, *changes))  # the last of a field counts
     for index in range(count):
-        flags = [f"--config.{change}" for change in (*RUN, *changes)]
+        flags = [f"--config.{name}={value}" for name, value in values.items()]
         if count > 1:
             flags += ["--cluster=manual", f"--coordinator=127.0.0.1:{port}", "--heartbeat=10",
                       f"--processes={count}", f"--process={index}"]
