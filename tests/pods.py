@@ -88,9 +88,3 @@ def wait_until(fact, started):
     while not fact() and all(process.poll() is None for process in started):
         assert time.monotonic() < limit
         time.sleep(0.001)
-
-
-def written(workdir):
-    """How many lines of metrics there are."""
-    path = workdir / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
