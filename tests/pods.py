@@ -33,7 +33,7 @@ def start(workdir, count, *changes, devices=8, programs=None):
         flags = [f"--config.{name}={value}" for name, value in values.items()]
         if count > 1:
             flags += ["--cluster=manual", f"--coordinator=127.0.0.1:{port}", "--heartbeat=10",
-                      f"--processes={count}", f"--process={index}"]
+                      "--join=120", f"--processes={count}", f"--process={index}"]
         with open(f"{workdir}_{index}.log", "w") as log:
             started.append(subprocess.Popen(
                 [sys.executable, *(programs or {}).get(index, TRAIN),

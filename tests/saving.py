@@ -76,7 +76,8 @@ def write_end(state, workdir, mesh):
 def main(arguments):
     workdir, address, index, steps = arguments
     workdir, number = pathlib.Path(workdir), 0
-    processes.start(processes.Cluster("manual", address, COUNT, int(index), heartbeat_seconds=10))
+    processes.start(processes.Cluster("manual", address, COUNT, int(index), heartbeat_seconds=10,
+                                      join_seconds=120))
     mesh = mesh_lib.make(config.Mesh(data=COUNT))
     with command_line.caught_signals() as signals:
         manager = checkpoint.open_manager(workdir, keep=1)

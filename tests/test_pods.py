@@ -29,6 +29,13 @@ def test_any_number_of_processes_samples_and_learns_the_same(alone, tmp_path, co
     assert [path.name for path in logs] == [f"process_{i:04d}.log" for i in range(count)]
 
 
+def test_streaming_in_two_processes_is_that_of_one(tmp_path):
+    """Rewards are scored by both, and exchanged where their boundary takes them in."""
+    wanted = run(tmp_path / "one", 1, "rollout.mode=streaming")
+    assert_same(run(tmp_path / "two", 2, "rollout.mode=streaming"), wanted)
+    assert samples(tmp_path / "two") == samples(tmp_path / "one")
+
+
 def test_a_run_goes_on_in_another_number_of_processes(alone, tmp_path):
     run(tmp_path / "run", 2, "rl.steps=1")
     assert_same(run(tmp_path / "run", 4), alone[1])

@@ -43,6 +43,7 @@ class Cluster:
     count: int = 1  # manual
     index: int = 0  # manual
     heartbeat_seconds: int = 100  # without a sign of life from a process, all others end
+    join_seconds: int = 300  # that a process waits at the start for all others
 
 
 FLAGS = {
@@ -53,13 +54,15 @@ FLAGS = {
     "processes": command_line.Flag(1, "how many there are"),
     "process": command_line.Flag(0, "which this is, from 0"),
     "heartbeat": command_line.Flag(100, "seconds without a sign of life from a process, after "
-                                   "which all others end")}
+                                   "which all others end"),
+    "join": command_line.Flag(300, "seconds that a process waits for the others at the start; then "
+                              "it ends, as if one had died")}
 
 
 def from_flags(flags: Mapping[str, Any]) -> Cluster:
     """The settings that the flags give."""
     return Cluster(flags["cluster"], flags["coordinator"], flags["processes"], flags["process"],
-                   flags["heartbeat"])
+                   flags["heartbeat"], flags["join"])
 
 
 def start(cluster: Cluster) -> None:
@@ -78,6 +81,7 @@ def start(cluster: Cluster) -> None:
     try:
         jax.distributed.initialize(
             **manual, cluster_detection_method=method,
+            initialization_timeout=cluster.join_seconds,
             heartbeat_timeout_seconds=cluster.heartbeat_seconds,
             # One that ends by an error waits so long for the others, who wait for it.
             shutdown_timeout_seconds=cluster.heartbeat_seconds)
