@@ -5,6 +5,7 @@ only one of them knows (the rewards it scored, a signal it received) and, every 
 what must be the same.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +14,7 @@ import logging
 import os
 import pathlib
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -27,6 +29,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 Value = TypeVar("Value")
 
 LEAST = 1 << 10  # bytes of the smallest exchange
+_waited = collections.Counter()  # seconds; see `waited`
 MANUAL, ALONE = "manual", "none"
 
 
@@ -157,12 +160,20 @@ def meet(what: str, *, seconds: float) -> None:
     """Wait until every process is here; Parted if one is not after `seconds`."""
     if jax.process_count() == 1:
         return
+    begun = time.perf_counter()
     try:
         ocp.multihost.get_barrier_sync_fn()(key=what, timeout_ms=int(1000 * seconds))
     except Exception as error:  # the client's own error type is not public
         raise Parted(f"process {jax.process_index()} of {jax.process_count()}: at {what!r} not all "
                      f"processes came within {seconds:g} s; look at the logs of those named: "
                      f"{error}") from error
+    finally:
+        _waited["meetings"] += time.perf_counter() - begun
+
+
+def waited() -> float:
+    """Seconds that this process has spent in meetings, where it waits for the others."""
+    return _waited["meetings"]
 
 
 def first_alone(action: Callable[[], None], *, what: str, seconds: float) -> None:
