@@ -265,7 +265,11 @@ def main(arguments: Sequence[str]) -> int:
             "workdir": command_line.Flag(None, "directory of the run; made if missing"),
             **processes.FLAGS})
     processes.start(processes.from_flags(flags))
-    return train(cfg, flags["workdir"])
+    try:
+        return train(cfg, flags["workdir"])
+    except config.ConfigError as error:
+        processes.leave(error, seconds=flags["heartbeat"])
+        raise
 
 
 if __name__ == "__main__":

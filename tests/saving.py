@@ -74,6 +74,14 @@ def write_end(state, workdir, mesh):
 
 
 def main(arguments):
+    try:
+        return run(arguments)
+    except config.ConfigError as error:
+        processes.leave(error, seconds=10)
+        raise
+
+
+def run(arguments):
     workdir, address, index, steps = arguments
     workdir, number = pathlib.Path(workdir), 0
     processes.start(processes.Cluster("manual", address, COUNT, int(index), heartbeat_seconds=10,

@@ -60,3 +60,18 @@ def test_waiting_for_others_is_told_apart(monkeypatch):
     before = processes.waited()
     processes.meet("here", seconds=1)
     assert 0.2 <= processes.waited() - before < 5
+
+
+def test_a_process_that_leaves_alone_says_why_and_ends_as_bad_input(monkeypatch, capsys):
+    error, statuses = processes.config.ConfigError("the disk is full"), []
+
+    def alone(what, *, seconds):
+        raise processes.Parted(what)
+
+    monkeypatch.setattr(processes.os, "_exit", statuses.append)
+    monkeypatch.setattr(processes, "meet", lambda what, *, seconds: None)
+    processes.leave(error, seconds=1)  # all leave: in the usual way
+    assert statuses == [] and capsys.readouterr().err == ""
+    monkeypatch.setattr(processes, "meet", alone)
+    processes.leave(error, seconds=1)
+    assert statuses == [2] and capsys.readouterr().err == "error: the disk is full\n"

@@ -14,6 +14,7 @@ import logging
 import os
 import pathlib
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -174,6 +175,17 @@ def meet(what: str, *, seconds: float) -> None:
 def waited() -> float:
     """Seconds that this process has spent in meetings, where it waits for the others."""
     return _waited["meetings"]
+
+
+def leave(error: config.ConfigError, *, seconds: float) -> None:
+    """Before a process leaves by `error`: return if all do, within `seconds`; else say it and end
+    at once with the status of bad input. At a usual exit jax waits for the others and then aborts,
+    and a launcher would start the same again."""
+    try:
+        meet("leaving by an error", seconds=seconds)
+    except Parted:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(command_line.BAD_INPUT)
 
 
 def first_alone(action: Callable[[], None], *, what: str, seconds: float) -> None:
