@@ -160,6 +160,8 @@ class Rollout:
     chunk: int = option(32, "tokens drawn in each row before the host looks at them")
     gather: bool = option(True, "hold whole weights on every device of mesh.fsdp while sampling; "
                           "False: gather them for every token, which needs less memory")
+    mesh: tuple = option((), "(data, fsdp, tensor) that the sampler splits the devices of "
+                         "config.mesh into, such as (2, 1, 4); (): as that does")
     max_context: int = option(0, "tokens of prompt and completion together; 0: no limit")
     mode: str = option("rounds", "how a step of rl samples: requests one after another, or without "
                        "a pause, prompts admitted as scores come in", ("rounds", "streaming"))

@@ -206,6 +206,9 @@ def _check_sampling(cfg: config.Config) -> None:
     _require(all(isinstance(text, str) and text for text in cfg.rollout.stop), "rollout.stop",
              cfg.rollout.stop, "a tuple of texts, such as ('\\n',)")
     _check_ladder(cfg.rollout.slots, "rollout.slots")
+    _require(len(cfg.rollout.mesh) in (0, 3) and all(
+        isinstance(size, int) and size >= 1 for size in cfg.rollout.mesh), "rollout.mesh",
+             cfg.rollout.mesh, "() or three numbers from 1, (data, fsdp, tensor)")
     _check_ladder(cfg.prompts.buckets, "prompts.buckets")
     predictor = cfg.dynamic_sampling.predictor
     _require(1 <= predictor.multiplier <= predictor.max_multiplier,

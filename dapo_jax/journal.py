@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -61,10 +61,11 @@ def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> Non
     checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
     try:
         checkpoint.write_config(workdir, values | {"_environment": environment.described()})
+        stack.enter_context(checkpoint.sole_use(workdir))
     except OSError as error:
         raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
-                                 "a directory of yours, or a new name?") from error
-    stack.enter_context(checkpoint.sole_use(workdir))
+                                 "a directory of yours, or a new name, on a disk with room?"
+                                 ) from error
 
 
 def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, done: int, steps: int
@@ -72,21 +73,36 @@ def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, don
     """The journal of a run of `steps`, cut after step `done` (-1: nothing is kept)."""
     if not processes.main():
         return Journal(workdir, cfg, None, None)
-    samples_log.cut(workdir, done)
-    eval_files.cut(workdir, done)
-    logger = wandb_log.opened(cfg.log.wandb, pathlib.Path(workdir), config.to_json(cfg))
-    writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard,
-                                 logger=logger)
-    stack.callback(metrics.close, writer)
+    with _explained(workdir):
+        samples_log.cut(workdir, done)
+        eval_files.cut(workdir, done)
+        logger = wandb_log.opened(cfg.log.wandb, pathlib.Path(workdir), config.to_json(cfg))
+        writer = metrics.open_writer(workdir, resume_step=done, tensorboard=cfg.log.tensorboard,
+                                     logger=logger)
+    # Closing writes what could not be written before, and fails again.
+    stack.callback(_explained(workdir)(metrics.close), writer)
     progress = metrics.open_progress(steps, max(done, 0))
     stack.callback(metrics.close_progress, progress)
     return Journal(workdir, cfg, writer, progress)
 
 
+@contextlib.contextmanager
+def _explained(workdir: str) -> Iterator[None]:
+    """Turn an error of the disk into a ConfigError: starting again without a change is no use."""
+    try:
+        yield
+    except OSError as error:
+        raise config.ConfigError(
+            f"{workdir}: what the run keeps there could not be written: {error.strerror or error}; "
+            "make room or mend the disk, and start again: the run goes on from its newest "
+            "checkpoint") from error
+
+
 def write_line(journal: Journal, line: Mapping[str, Any]) -> None:
     """A step's metrics."""
     if journal.writer and journal.progress:
-        metrics.write(journal.writer, line)
+        with _explained(journal.workdir):
+            metrics.write(journal.writer, line)
         metrics.advance(journal.progress, line)
 
 
@@ -96,14 +112,17 @@ def write_rollouts(
 ) -> None:
     """A step's samples; `kept` holds the accepted groups (None: not known)."""
     if journal.writer:
-        samples_log.write(journal.workdir, step, collect.rows(
-            rounds, table, step=step, kept=kept, limit=journal.cfg.log.samples_per_step))
+        rows = collect.rows(rounds, table, step=step, kept=kept,
+                            limit=journal.cfg.log.samples_per_step)
+        with _explained(journal.workdir):
+            samples_log.write(journal.workdir, step, rows)
 
 
 def write_evaluation(journal: Journal, outcome: evaluate.Outcome, *, step: int) -> None:
     """Figures, responses and page of an evaluation."""
     if journal.writer:
-        evaluate.write(outcome, journal.workdir, step=step, cfg=journal.cfg.eval)
+        with _explained(journal.workdir):
+            evaluate.write(outcome, journal.workdir, step=step, cfg=journal.cfg.eval)
 
 
 def write_failed(
@@ -112,7 +131,8 @@ def write_failed(
     """The microbatches of updates that were skipped."""
     for number, found in enumerate(fetched):
         if cast(types.Sum, found["policy/skipped"]).value and journal.writer:
-            path = failed_updates.write(
-                journal.workdir, work[number % len(work)].batches, step=step, number=number)
+            with _explained(journal.workdir):
+                path = failed_updates.write(
+                    journal.workdir, work[number % len(work)].batches, step=step, number=number)
             LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "
                         "%s", step, number + 1, path)

@@ -74,7 +74,8 @@ def open_model(cfg: config.Config) -> Model:
     tokenizer = tokenizers.padded(tokenizer, spec.vocab)
     single, stop_texts = tokenizers.stops(tokenizer, cfg.rollout.stop)
     stop_ids = tuple(dict.fromkeys((*single, *tokenizer.stop_ids)))
-    mesh_lib.check_divides(mesh, cfg.rollout.slots, "rollout.slots")
+    mesh_lib.check_divides(mesh_lib.resplit(mesh, cfg.rollout.mesh), cfg.rollout.slots,
+                           "rollout.slots")
     return Model(cfg, spec, weights, tokenizer, recipe, stop_ids, stop_texts, mesh)
 
 
@@ -177,7 +178,8 @@ def engine_shape(parts: Model, samples: int) -> dict[str, Any]:
     return {"rows": 1 if room else min(rollout.rows or samples, samples), "share": samples,
             "room": room,
             "slots": rollout.slots, "chunk": rollout.chunk, "gather": rollout.gather,
-            "buckets": parts.cfg.prompts.buckets, "max_context": rollout.max_context}
+            "buckets": parts.cfg.prompts.buckets, "max_context": rollout.max_context,
+            "split": rollout.mesh}
 
 
 def most_samples(cfg: config.Config) -> int:

@@ -144,7 +144,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
     since = _agree(run, state)  # a signal may have come while this phase compiled
-    begun, compiled = time.perf_counter(), metrics.compile_count()
+    begun, compiled, waited = time.perf_counter(), metrics.compile_count(), processes.waited()
     while not (run.agreed or _over(phase, state)):
         step, used = int(state.step) + 1, time.process_time()
         with jax.transfer_guard("disallow"), profiling.traced(
@@ -160,8 +160,9 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
         line["time/step"] = time.perf_counter() - begun
         # The line is there before its checkpoint can be: a run that goes on may cut, not add.
         journals.write_line(run.journal, line)
-        since = _agree(run, state, seconds=time.perf_counter() - begun)
-        begun, compiled = time.perf_counter(), metrics.compile_count()
+        busy = time.perf_counter() - begun - (processes.waited() - waited)
+        since = _agree(run, state, seconds=busy)
+        begun, compiled, waited = time.perf_counter(), metrics.compile_count(), processes.waited()
         if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
             checkpoint.save(run.checkpoints, state, score=line.get(cfg.checkpoint.best))
             since |= {"time/checkpoint": time.perf_counter() - begun}  # in the next line
@@ -170,7 +171,8 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
 
 def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0) -> dict[str, float]:
     """Hear of signals that any process got, after checking that all hold the same state. `seconds`
-    is what this process was busy for; the metrics name the slowest."""
+    is what this process was busy for, without waiting for others in meetings; the metrics name the
+    slowest."""
     if jax.process_count() == 1:
         run.agreed.extend(run.signals[:1])
         return {}
@@ -270,7 +272,11 @@ def main(arguments: Sequence[str]) -> int:
             "workdir": command_line.Flag(None, "directory of the run; made if missing"),
             **processes.FLAGS})
     processes.start(processes.from_flags(flags))
-    return train(cfg, flags["workdir"])
+    try:
+        return train(cfg, flags["workdir"])
+    except config.ConfigError as error:
+        processes.leave(error, seconds=flags["heartbeat"])
+        raise
 
 
 if __name__ == "__main__":

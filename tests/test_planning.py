@@ -182,9 +182,10 @@ def test_the_search_by_compiling_ends_at_the_largest_that_fits(guess, fixed, roo
 def test_slots_fit_beside_what_does_not_grow_with_them(room, largest, one):
     """60 bytes are held, two slots take 20 and 3 to draw a token; the weights take 30 more while
     they are made, before there are caches: 90 in all."""
-    held = memory.Held(10, 20, 10, 0, 30, 4, 16)
+    held = memory.Held(10, 20, 10, 0, 30, 4, 16, parked=0)
     plan = types.SimpleNamespace(
-        cfg=types.SimpleNamespace(rollout=types.SimpleNamespace(slots=(4,), rows=4)),
+        cfg=types.SimpleNamespace(rollout=types.SimpleNamespace(slots=(4,), rows=4),
+                                  environment=types.SimpleNamespace(name="")),
         phase=types.SimpleNamespace(prompts_per_step=8, samples_per_prompt=4))
     work = {name: estimate.Estimate(size, 0, 0) for name, size in
             {"weights": 30, "prefill": 2, "admit": 1, "decode": 3}.items()}

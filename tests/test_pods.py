@@ -1,77 +1,19 @@
 """A whole run in several processes of this machine, slow: each compiles all of it."""
 
-import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from test_processes import free_port
+from pods import assert_same, lines, run, samples, start
 
 pytestmark = pytest.mark.slow
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RUN = (
-    "model.layers=1", "model.d_model=16", "model.heads=2", "model.kv_heads=2", "model.head_size=8",
-    "model.ff=16", "task.train_size=64", "task.levels=((1,1.0),)",
-    "task.reward=dapo_jax.envs.coin:score", "rollout.slots=(8,)", "rollout.max_new_tokens=3",
-    "sft.steps=1", "sft.prompts_per_step=8", "sft.microbatch_slots=8", "rl.steps=3",
-    "rl.prompts_per_step=4", "rl.samples_per_prompt=4", "rl.microbatch_slots=8",
-    "dynamic_sampling.at_limit=partial", "eval.every=2", "eval.prompts=4", "eval.samples=2",
-    "checkpoint.every=2", "mesh.data=4", "mesh.fsdp=2", "rl.optimizer.schedule=constant")
-TIMES = ("time/", "tokens_per_second/", "processes/")
-
-
-def start(workdir, count, *changes):
-    """`count` processes with eight devices between them."""
-    port, started = free_port(), []
-    for index in range(count):
-        flags = [f"--config.{change}" for change in (*RUN, *changes)]
-        if count > 1:
-            flags += ["--cluster=manual", f"--coordinator=127.0.0.1:{port}", "--heartbeat=10",
-                      f"--processes={count}", f"--process={index}"]
-        with open(f"{workdir}_{index}.log", "w") as log:
-            started.append(subprocess.Popen(
-                [sys.executable, "-m", "dapo_jax.train", "--config=configs/quickstart.py",
-                 f"--workdir={workdir}", *flags], cwd=ROOT, stdout=log, stderr=log,
-                env={**os.environ,
-                     "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // count}"}))
-    return started
-
-
-def run(workdir, count, *changes, status=0):
-    for index, process in enumerate(start(workdir, count, *changes)):
-        said = process.wait(timeout=600)
-        assert said == status, pathlib.Path(f"{workdir}_{index}.log").read_text()[-3000:]
-    return lines(workdir)
-
-
-def lines(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_same(found, wanted):
-    """Counts alike; what devices sum in another order to 1e-5."""
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        names = {name for name in one | other if not name.startswith(TIMES)}
-        for name in names:
-            value, number = other[name], isinstance(other[name], int | float)
-            expected = pytest.approx(value, rel=1e-5, abs=1e-5) if number else value
-            assert one[name] == expected, (one["step"], name)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("alone") / "run"
     return workdir, run(workdir, 1)
-
-
-def samples(workdir):
-    return {path.name: path.read_text() for path in sorted((workdir / "samples").iterdir())}
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -85,6 +27,13 @@ def test_any_number_of_processes_samples_and_learns_the_same(alone, tmp_path, co
     assert ours["step_000002.jsonl"] == theirs["step_000002.jsonl"]
     logs = sorted((tmp_path / "run" / "logs").iterdir())
     assert [path.name for path in logs] == [f"process_{i:04d}.log" for i in range(count)]
+
+
+def test_streaming_in_two_processes_is_that_of_one(tmp_path):
+    """Rewards are scored by both, and exchanged where their boundary takes them in."""
+    wanted = run(tmp_path / "one", 1, "rollout.mode=streaming")
+    assert_same(run(tmp_path / "two", 2, "rollout.mode=streaming"), wanted)
+    assert samples(tmp_path / "two") == samples(tmp_path / "one")
 
 
 def test_a_run_goes_on_in_another_number_of_processes(alone, tmp_path):

@@ -126,6 +126,17 @@ def test_one_that_is_late_ends_the_others_in_time_by_name(found):
     assert "rewards of step 4" in found[0]["late"] and found[0]["waited"] < 7
 
 
+def test_one_that_never_comes_is_waited_for_no_longer_than_asked():
+    begun = time.monotonic()
+    code = ("from dapo_jax.runtime import processes; processes.start(processes.Cluster("
+            f"'manual', '127.0.0.1:{free_port()}', 2, 0, join_seconds=1))")
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                           timeout=250)
+    assert ended.returncode not in (0, 2, 3)  # a launcher starts it again
+    assert "DEADLINE_EXCEEDED" in ended.stderr, ended.stderr
+    assert time.monotonic() - begun < 200  # of which most are imports, on a busy machine
+
+
 # ----------------------------------------------------------------------------------------- alone
 
 

@@ -8,7 +8,15 @@ import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
-from dapo_jax.dynamic_sampling import accounts, choice, gather, history, order, predictor
+from dapo_jax.dynamic_sampling import (
+    accounts,
+    choice,
+    gather,
+    history,
+    narrow,
+    order,
+    predictor,
+)
 from dapo_jax.dynamic_sampling import filter as filters
 from dapo_jax.dynamic_sampling.accounts import Report
 from dapo_jax.dynamic_sampling.gather import CollectSettings, Progress
@@ -117,6 +125,7 @@ def finish(
         needed=opening.need, predicted=opening.first, expired=opening.expired + late + beyond,
         exhausted=exhausted, limit=limit,
         **accounts.measure(progress, need=opening.need, batch=batch, rest=rest, size=size))
+    batch, rest = (narrow.with_tokens(rows, progress.sources) for rows in (batch, rest))
     return _learned(progress, report, size), rest, batch, report
 
 

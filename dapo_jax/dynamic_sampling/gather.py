@@ -11,7 +11,7 @@ import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
-from dapo_jax.dynamic_sampling import budget, choice, history
+from dapo_jax.dynamic_sampling import budget, choice, history, narrow
 from dapo_jax.dynamic_sampling import filter as filters
 
 
@@ -58,10 +58,11 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """A step half way."""
+    """A step half way. `pool` and `open` hold rows without tokens; see narrow.py."""
 
     state: types.ControllerState
     step: int
+    sources: tuple[types.Samples, ...]  # all rows: carried, then in the order of their coming
     pool: types.Samples  # carried, then accepted groups that are done
     open: types.Samples  # of groups that are not done
     entries: Entries
@@ -73,8 +74,8 @@ class Progress:
 
 def start(state: types.ControllerState, pool: types.Samples, *, step: int) -> Progress:
     """Before the first request; `pool` holds the carried groups."""
-    none = np.zeros(0, np.int32)
-    return Progress(state=state, step=step, pool=pool, open=pool.take(none),
+    none, rows = np.zeros(0, np.int32), narrow.without_tokens(pool, first=0)
+    return Progress(state=state, step=step, sources=(pool,), pool=rows, open=rows.take(none),
                     entries=_entries(none, visit=none, group=none, rate=none, drawn=none),
                     rewards=none.astype(np.float32), samples=0, rounds=0, skipped=0)
 
@@ -128,6 +129,8 @@ def observe(progress: Progress, samples: types.Samples, *, groups: np.ndarray,
     if len(unknown):
         raise ValueError(f"controller.collect: `sample` returned group {unknown[0]}, which is not "
                          "in its plan; give each row the group of its plan entry")
+    sources = (*progress.sources, samples)
+    samples = narrow.without_tokens(samples, first=sum(map(len, progress.sources)))
     place = np.searchsorted(progress.entries.group, np.sort(groups))
     mine = np.isin(progress.open.group, groups)
     rows = in_order(types.concatenate(progress.open.take(mine), samples))
@@ -137,7 +140,7 @@ def observe(progress: Progress, samples: types.Samples, *, groups: np.ndarray,
     entries = dataclasses.replace(entries, tokens=entries.tokens + tokens.astype(np.int64))
     ordered = in_order(samples)
     progress = dataclasses.replace(
-        progress, entries=entries,
+        progress, entries=entries, sources=sources,
         open=types.concatenate(progress.open.take(~mine), rows),
         rewards=np.concatenate([progress.rewards, ordered.reward[ordered.valid]]),
         samples=progress.samples + len(samples))

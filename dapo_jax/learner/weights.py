@@ -50,7 +50,8 @@ def microbatch_token(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _over(mask: np.ndarray, count: np.ndarray) -> np.ndarray:
     """mask / count in float64, rounded once; a count of 0 only stands where the mask is empty."""
-    return (mask / np.maximum(count, 1).astype(np.float64)).astype(np.float32)
+    share = (1 / np.maximum(count, 1).astype(np.float64)).astype(np.float32)
+    return np.where(mask, share, np.float32(0))  # no matrix in float64: a step's may be gigabytes
 
 
 WEIGHTS = {

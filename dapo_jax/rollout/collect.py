@@ -216,7 +216,8 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
                        "turns/parked": collected.use.parked + collected.use.parked_host,
                        "turns/rerun_tokens": collected.use.rerun_tokens}
         values |= {"sampling/row_use": collected.use.row_use,
-                   "sampling/chunks": collected.use.chunks}
+                   "sampling/chunks": collected.use.chunks,
+                   "rollout/weights_bytes": collected.use.weights_bytes}
         tokens = sum(int(one.samples.length.sum()) for one in rounds)
         values["tokens_per_second/rollout"] = tokens / max(collected.seconds["rollout"], 1e-9)
     return values

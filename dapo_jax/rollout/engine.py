@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import types
 from dapo_jax.models.spec import ModelSpec
-from dapo_jax.rollout import draw, programs, seating
+from dapo_jax.rollout import draw, programs, resharding, seating
 from dapo_jax.rollout import ledger as ledgers
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -33,6 +33,8 @@ class Engine:
     max_context: int  # tokens of prompt and completion; 0: no limit
     parts: int  # pieces that slots are split into over devices
     programs: programs.Programs
+    move: Callable | None = None  # trained parameters -> those on the sampler's mesh; None: same
+    weights_bytes: int = 0  # that devices receive before a call of serve draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Use:
     reply_tokens: int = 0  # run to append replies, each turn's last token included
     rerun_tokens: int = 0  # run again, of contexts that were not kept
     idle: float = 0.0  # seconds spent on replies with nothing on the device
+    weights_bytes: int = 0  # that devices received to draw
 
     @property
     def row_use(self) -> float:
@@ -98,21 +101,26 @@ class Hall:
 def compile_engine(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
     buckets: Sequence[int], max_context: int = 0, share: int = 0, chunk: int = 32,
-    gather: bool = True, room: programs.Room | None = None,
+    gather: bool = True, room: programs.Room | None = None, split: Sequence[int] = (),
 ) -> Engine:
     """Compile every shape that a run can ask for.
 
     `share` is how many samples of a group stream through one slot (0: rows), `chunk` how many
     tokens a row draws before the host looks. `gather`: weights are whole on each device of fsdp
     while samples are drawn, or gathered for every token. `room`: for samples of several turns.
+    `mesh` is that of the parameters; `split` (data, fsdp, tensor), if given, the sampler's over its
+    devices.
     """
     if room is not None and rows != 1:
         raise ValueError(f"rows = {rows}: a sample of several turns needs a slot of its own")
+    trained, mesh = mesh, mesh_lib.resplit(mesh, split)
     compiled = programs.compile_programs(
         spec, sampling, mesh, rows=rows, slots=slots, buckets=buckets,
         chunk=min(chunk, sampling.max_new_tokens), gather=gather, room=room)
     return Engine(sampling, rows, share or rows, tuple(slots), tuple(buckets), max_context,
-                  mesh_lib.batch_parts(mesh), compiled)
+                  mesh_lib.batch_parts(mesh), compiled,
+                  resharding.compile_move(spec, trained, mesh), resharding.moved_bytes(
+                      spec, trained, mesh, programs.weight_places(spec, mesh, gather=gather)))
 
 
 def run(
@@ -152,8 +160,10 @@ def serve(
     What a feed is told depends on tokens alone, never on time. A sample depends on neither: see
     draw.py. `root` lies on the device; ValueError names a group that cannot be sampled.
     """
+    params = engine.move(params) if engine.move else params
     weights = engine.programs.weights(params)
-    ledger, hall, use = ledgers.new(engine.sampling.max_new_tokens), empty_hall(), Use()
+    ledger, hall = ledgers.new(engine.sampling.max_new_tokens), empty_hall()
+    use = Use(weights_bytes=engine.weights_bytes)
     flying, finished = None, np.zeros(0, np.int32)
     for number in itertools.count():
         plan = feed(boundary(engine, ledger, hall, number=number, finished=finished))

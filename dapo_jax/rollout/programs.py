@@ -76,7 +76,7 @@ def compile_programs(
     state = {count: _state(spec, mesh, slots=count, **shape) for count in slots}
     unstack = functools.partial(transformer.unstack, spec)
     prefill = functools.partial(transformer.prefill, spec)
-    weights, made = _weight_places(spec, mesh, gather=gather), functools.partial(_made, mesh, build)
+    weights, made = weight_places(spec, mesh, gather=gather), functools.partial(_made, mesh, build)
     ran = {width: _prefilled(spec, mesh, admitted, width) for width in buckets}
     asked = {width: _prompts(admitted, width, split) for width in buckets}
     # Every process writes down what all of them drew.
@@ -138,7 +138,7 @@ def _parking(
         room=room, ring=ring, place=place)
 
 
-def _weight_places(spec: ModelSpec, mesh: Mesh, *, gather: bool) -> types.Tree:
+def weight_places(spec: ModelSpec, mesh: Mesh, *, gather: bool) -> types.Tree:
     """Where the weights of decode lie: as the parameters, or whole over fsdp, so that no token
     waits for them."""
     def place(sharding: NamedSharding, skip: int = 0) -> NamedSharding:

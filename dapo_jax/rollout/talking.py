@@ -72,10 +72,12 @@ def serve(
     if none comes within `talk.patience` while there is nothing else to do.
     """
     room = engine.programs.parking.room
+    params = engine.move(params) if engine.move else params
     setting = Setting(engine, params, engine.programs.weights(params), table, root, step, talk)
     state = State(ledgers.new(engine.sampling.max_new_tokens), engines.empty_hall(),
                   lobbies.new(room.device, room.host, parts=engine.parts),
-                  engine.programs.parking.empty())
+                  engine.programs.parking.empty(),
+                  use=engines.Use(weights_bytes=engine.weights_bytes))
     finished = np.zeros(0, np.int32)
     for number in itertools.count():
         plan = feed(engines.boundary(engine, state.ledger, state.hall, number=number,

@@ -40,7 +40,8 @@ def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointMana
         raise config.ConfigError(f"checkpoint.keep is {keep}, but at least 1 must be kept")
     # An old one is removed only after the new one is final: with keep=1 too one is complete.
     options = ocp.CheckpointManagerOptions(
-        best_fn=_score, preservation_policy=preservation_policy.AnyPreservationPolicy([
+        async_options=ocp.options.AsyncOptions(barrier_sync_fn=files.barrier), best_fn=_score,
+        preservation_policy=preservation_policy.AnyPreservationPolicy([
             preservation_policy.LatestN(n=keep), preservation_policy.BestN(
                 get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)]))
     folder = pathlib.Path(workdir).absolute() / "checkpoints"

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,14 @@ def set_aside(manager: ocp.CheckpointManager, found: list[int]) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("checkpoints set aside")
     manager.reload()
+
+
+def barrier(*, key: str, timeout_ms: int) -> None:
+    """Orbax's barrier between the processes that save; one whose save has failed passes it. Orbax
+    calls it once more on its way out, where the others, which wait elsewhere for what this one did
+    not write, never come: it would hold the error back for twenty minutes."""
+    if jax.process_count() > 1 and sys.exc_info()[0] is None:
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The only seam between host and device: the mesh, its shardings, `put` and `fetch`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -32,6 +32,18 @@ def make(cfg: config.Mesh, devices: list[jax.Device] | None = None) -> Mesh:
             f"config.mesh takes the first {count} of {len(devices)} devices, and none of process "
             f"{', '.join(map(str, sorted(idle)))}: take all devices, or start fewer processes")
     return Mesh(np.asarray(devices[:count]).reshape(data, cfg.fsdp, cfg.tensor), AXES)
+
+
+def resplit(mesh: Mesh, sizes: Sequence[int]) -> Mesh:
+    """The same devices in the same order as another (data, fsdp, tensor); the mesh itself if () is
+    given. ConfigError where that takes another number of devices."""
+    if not sizes:
+        return mesh
+    if math.prod(sizes) != mesh.size:
+        raise config.ConfigError(
+            f"config.rollout.mesh = {tuple(sizes)} is for {math.prod(sizes)} devices, but "
+            f"config.mesh has {mesh.size}: a sampler splits the same devices in another way")
+    return Mesh(mesh.devices.reshape(*sizes), AXES)
 
 
 def batch_parts(mesh: Mesh) -> int:
@@ -161,4 +173,4 @@ def check_divides(mesh: Mesh, numbers: tuple[int, ...], name: str) -> None:
     if bad:
         raise config.ConfigError(
             f"config.{name} holds {', '.join(map(str, bad))}; each must be a multiple of "
-            f"mesh.data * mesh.fsdp = {parts} ({math.prod(mesh.devices.shape)} devices)")
+            f"data * fsdp = {parts} ({math.prod(mesh.devices.shape)} devices)")

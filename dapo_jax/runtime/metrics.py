@@ -19,7 +19,8 @@ import jax
 import numpy as np
 import rich.console
 import rich.progress
-import tensorboardX
+
+from dapo_jax.runtime import board as boards
 
 REPETITION_LIMIT = 0.2  # above it a text counts as repeating itself
 REPETITION_CHARACTERS = 16384  # of each text, its last ones: loops are found at the end
@@ -89,7 +90,7 @@ class Writer:
     """Where metric lines go."""
 
     lines: TextIO
-    board: tensorboardX.SummaryWriter | None
+    board: Any | None  # of board.py
     logger: Logger | None
 
 
@@ -107,7 +108,7 @@ def open_writer(workdir: str | os.PathLike, *, resume_step: int, tensorboard: bo
     _cut(path, resume_step)
     board = None
     if tensorboard:
-        board = tensorboardX.SummaryWriter(str(workdir / "tb"), purge_step=resume_step + 1)
+        board = boards.open_board(workdir / "tb", first_step=resume_step + 1)
     return Writer(path.open("a", encoding="utf-8"), board, logger)
 
 
@@ -121,9 +122,7 @@ def write(writer: Writer, line: Mapping[str, Any]) -> None:
     numbers = {name: value for name, value in values.items()
                if name != "step" and type(value) in (int, float)}
     if writer.board is not None:
-        for name, value in numbers.items():
-            writer.board.add_scalar(name, value, step)
-        writer.board.flush()
+        boards.write(writer.board, numbers, step=step)
     if writer.logger is not None:
         writer.logger.log(step, numbers)
 
@@ -132,7 +131,7 @@ def close(writer: Writer) -> None:
     """Write out what is left and close the files."""
     writer.lines.close()
     if writer.board is not None:
-        writer.board.close()
+        boards.close(writer.board)
     if writer.logger is not None:
         writer.logger.close()
 

@@ -5,6 +5,7 @@ only one of them knows (the rewards it scored, a signal it received) and, every 
 what must be the same.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +14,8 @@ import logging
 import os
 import pathlib
 import pickle
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -27,6 +30,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 Value = TypeVar("Value")
 
 LEAST = 1 << 10  # bytes of the smallest exchange
+_waited = collections.Counter()  # seconds; see `waited`
 MANUAL, ALONE = "manual", "none"
 
 
@@ -43,6 +47,7 @@ class Cluster:
     count: int = 1  # manual
     index: int = 0  # manual
     heartbeat_seconds: int = 100  # without a sign of life from a process, all others end
+    join_seconds: int = 300  # that a process waits at the start for all others
 
 
 FLAGS = {
@@ -53,13 +58,15 @@ FLAGS = {
     "processes": command_line.Flag(1, "how many there are"),
     "process": command_line.Flag(0, "which this is, from 0"),
     "heartbeat": command_line.Flag(100, "seconds without a sign of life from a process, after "
-                                   "which all others end")}
+                                   "which all others end"),
+    "join": command_line.Flag(300, "seconds that a process waits for the others at the start; then "
+                              "it ends, as if one had died")}
 
 
 def from_flags(flags: Mapping[str, Any]) -> Cluster:
     """The settings that the flags give."""
     return Cluster(flags["cluster"], flags["coordinator"], flags["processes"], flags["process"],
-                   flags["heartbeat"])
+                   flags["heartbeat"], flags["join"])
 
 
 def start(cluster: Cluster) -> None:
@@ -78,6 +85,7 @@ def start(cluster: Cluster) -> None:
     try:
         jax.distributed.initialize(
             **manual, cluster_detection_method=method,
+            initialization_timeout=cluster.join_seconds,
             heartbeat_timeout_seconds=cluster.heartbeat_seconds,
             # One that ends by an error waits so long for the others, who wait for it.
             shutdown_timeout_seconds=cluster.heartbeat_seconds)
@@ -153,12 +161,31 @@ def meet(what: str, *, seconds: float) -> None:
     """Wait until every process is here; Parted if one is not after `seconds`."""
     if jax.process_count() == 1:
         return
+    begun = time.perf_counter()
     try:
         ocp.multihost.get_barrier_sync_fn()(key=what, timeout_ms=int(1000 * seconds))
     except Exception as error:  # the client's own error type is not public
         raise Parted(f"process {jax.process_index()} of {jax.process_count()}: at {what!r} not all "
                      f"processes came within {seconds:g} s; look at the logs of those named: "
                      f"{error}") from error
+    finally:
+        _waited["meetings"] += time.perf_counter() - begun
+
+
+def waited() -> float:
+    """Seconds that this process has spent in meetings, where it waits for the others."""
+    return _waited["meetings"]
+
+
+def leave(error: config.ConfigError, *, seconds: float) -> None:
+    """Before a process leaves by `error`: return if all do, within `seconds`; else say it and end
+    at once with the status of bad input. At a usual exit jax waits for the others and then aborts,
+    and a launcher would start the same again."""
+    try:
+        meet("leaving by an error", seconds=seconds)
+    except Parted:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(command_line.BAD_INPUT)
 
 
 def first_alone(action: Callable[[], None], *, what: str, seconds: float) -> None:

@@ -1,0 +1,45 @@
+"""The work directory on a disk that is full: /dev/full takes nothing."""
+
+import contextlib
+import io
+
+import pytest
+import runs
+
+from dapo_jax import config, journal
+from dapo_jax.runtime import metrics, samples_log
+
+
+@pytest.fixture
+def full(tmp_path, monkeypatch):
+    """A journal whose metrics lie on a full disk."""
+    monkeypatch.setattr(metrics, "open_writer", lambda *given, **more: metrics.Writer(
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO("/dev/full", "a"))), None))
+    stack = contextlib.ExitStack()
+    yield stack, journal.opened(str(tmp_path), runs.configure(), stack, done=-1, steps=3)
+
+
+def test_a_full_disk_is_bad_input_that_names_the_folder(full, tmp_path):
+    stack, opened = full
+    with pytest.raises(config.ConfigError, match="No space left on device; make room") as caught:
+        journal.write_line(opened, {"step": 1})
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(config.ConfigError, match="No space left"):  # what is left is tried again
+        stack.close()
+
+
+def test_samples_that_cannot_be_written_are_bad_input_too(tmp_path, monkeypatch):
+    with contextlib.ExitStack() as stack:
+        opened = journal.opened(str(tmp_path), runs.configure(), stack, done=-1, steps=3)
+        (tmp_path / samples_log.FOLDER).symlink_to("/dev/full/none")
+        with pytest.raises(config.ConfigError, match="could not be written"):
+            journal.write_rollouts(opened, [], None, step=1, kept=None)
+
+
+def test_a_folder_that_cannot_be_held_is_named(tmp_path, monkeypatch):
+    def refuse(workdir):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal.checkpoint, "sole_use", refuse)
+    with pytest.raises(config.ConfigError, match="No space left on device.*a disk with room"):
+        journal.claim(str(tmp_path), runs.configure(), contextlib.ExitStack())
