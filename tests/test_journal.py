@@ -14,7 +14,7 @@ from dapo_jax.runtime import metrics, samples_log
 def full(tmp_path, monkeypatch):
     """A journal whose metrics lie on a full disk."""
     monkeypatch.setattr(metrics, "open_writer", lambda *given, **more: metrics.Writer(
-        io.TextIOWrapper(io.BufferedWriter(io.FileIO("/dev/full", "a"))), None))
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO("/dev/full", "a"))), None, None))
     stack = contextlib.ExitStack()
     yield stack, journal.opened(str(tmp_path), runs.configure(), stack, done=-1, steps=3)
 
