@@ -4,7 +4,7 @@ them turn by turn."""
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -78,7 +78,8 @@ def try_out(scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]]) ->
     count, pool = min(TRIED, len(records)), scene.pool
     for place in range(count):
         episode_pool.start(pool, place, record=dict(records[place]), seed=place)
-    limit, answers = time.monotonic() + pools.START_SECONDS + scene.seconds, []
+    limit = time.monotonic() + pools.START_SECONDS + scene.seconds
+    answers: list[episode_pool.Answer] = []
     while len(answers) < count:
         if time.monotonic() > limit:
             raise config.ConfigError(f"environment {pool.name!r} did not start an episode in time")
@@ -87,7 +88,7 @@ def try_out(scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]]) ->
         if answer.kind != "done":
             raise config.ConfigError(f"environment {pool.name!r} cannot start an episode of record "
                                      f"{answer.ticket}: {answer.value}")
-        prompt = records[answer.ticket]["prompt"]
+        prompt = records[cast(int, answer.ticket)]["prompt"]
         if answer.value["messages"] != episodes.told(prompt):
             raise config.ConfigError(
                 f"environment {pool.name!r} begins with {answer.value['messages']!r:.200}, but the "

@@ -21,8 +21,8 @@ def with_episodes(
     """
     if environment.shown is None:
         return list(records)
-    return [_shown(record, environment, cfg.role) if _share(record) < cfg.demonstrated else record
-            for record in records]
+    return [_shown(record, environment, environment.shown(record), cfg.role)
+            if _share(record) < cfg.demonstrated else record for record in records]
 
 
 def _share(record: Record) -> float:
@@ -31,10 +31,13 @@ def _share(record: Record) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _shown(record: Record, environment: episodes.Environment, role: str) -> Record:
+def _shown(
+    record: Record, environment: episodes.Environment, texts: Sequence[str], role: str
+) -> Record:
+    """The record with the episode in which the model writes these texts."""
     state, _ = environment.start(record, 0)
     said: list[tuple[str, str]] = []  # role, text
-    for text in environment.shown(record):
+    for text in texts:
         turn = environment.step(state, text)
         state = turn.state
         said += [("assistant", text), (role, turn.reply)]

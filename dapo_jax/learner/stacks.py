@@ -4,6 +4,7 @@ allocates its temporary memory anew and lays out the weights again."""
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ def shape(batch: Batches) -> tuple[int, int]:
     return one.prompt_tokens.shape[-1], one.tokens.shape[-1]
 
 
-def changed(batch: Batches, **fields: jax.Array | np.ndarray | None) -> Batches:
+def changed(batch: Batches, **fields: Any) -> Batches:
     """The microbatch, or the stack, with other fields of types.TrainBatch."""
     if isinstance(batch, types.Stack):
         return dataclasses.replace(batch, batch=dataclasses.replace(batch.batch, **fields))
@@ -39,7 +40,7 @@ def stacked(batches: Iterable[Batches], sizes: Mapping[tuple[int, int], int]
             yield from alike
         else:
             for start in range(0, len(alike), size):
-                yield _stack(alike[start:start + size], size)
+                yield _stack(cast(list[types.TrainBatch], alike[start:start + size]), size)
 
 
 def _stack(batches: list[types.TrainBatch], size: int) -> types.Stack:
@@ -47,18 +48,18 @@ def _stack(batches: list[types.TrainBatch], size: int) -> types.Stack:
         joined = np.zeros((size, *leaves[0].shape), leaves[0].dtype)
         np.stack(leaves, out=joined[:len(leaves)])
         return joined
-    return types.Stack(jax.tree.map(join, *batches), np.asarray(len(batches), np.int32))
+    count: Any = np.asarray(len(batches), np.int32)  # the pytree holds host arrays too
+    return types.Stack(jax.tree.map(join, *batches), count)
 
 
 def structs(batch: types.TrainBatch, size: int) -> Batches:
     """Shapes of a stack of `size` microbatches of this shape; of one, the microbatch itself."""
     if size == 1:
         return batch
-    whole = mesh_lib.replicated(batch.tokens.sharding.mesh)
-    return types.Stack(
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
-            (size, *leaf.shape), leaf.dtype, sharding=placed(leaf.sharding, size)), batch),
-        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole))
+    whole = NamedSharding(cast(NamedSharding, batch.tokens.sharding).mesh, PartitionSpec())
+    count: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+    return types.Stack(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
+        (size, *leaf.shape), leaf.dtype, sharding=placed(leaf.sharding, size)), batch), count)
 
 
 def placed(split: NamedSharding, size: int) -> NamedSharding:
@@ -71,4 +72,4 @@ def put(batch: Batches, split: NamedSharding) -> Batches:
     if isinstance(batch, types.TrainBatch):
         return mesh_lib.put(batch, split)
     return types.Stack(mesh_lib.put(batch.batch, placed(split, len(batch.batch.tokens))),
-                       mesh_lib.put(batch.count, mesh_lib.replicated(split.mesh)))
+                       mesh_lib.put(batch.count, NamedSharding(split.mesh, PartitionSpec())))

@@ -30,7 +30,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 Value = TypeVar("Value")
 
 LEAST = 1 << 10  # bytes of the smallest exchange
-_waited = collections.Counter()  # seconds; see `waited`
+_waited: dict[str, float] = collections.defaultdict(float)  # seconds; see `waited`
 MANUAL, ALONE = "manual", "none"
 
 
