@@ -28,6 +28,7 @@ class Phase:
     optimizer: update.Optimizer
     pack: packing.PackShape
     intake: replay.Intake
+    max_length: int  # tokens of a completion; not those of a bucket or a packed row
 
     @property
     def last_step(self) -> int:
@@ -53,7 +54,7 @@ def phases(
         _check_learning(name, phase, algorithm, spec=spec, mesh=mesh, lora=cfg.lora)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
-            pack_shape(name, phase, cfg, mesh), intake))
+            pack_shape(name, phase, cfg, mesh), intake, _max_length(name, phase, cfg)))
         first += steps
     return tuple(result)
 
@@ -107,6 +108,13 @@ def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
     groups = -(-phase.prompts_per_step // phase.updates_per_step)
     microbatches = -(-groups * -(-phase.samples_per_prompt // rows) // slots)
     return dataclasses.replace(shape, stack=min(packing.MOST_STACKED, microbatches))
+
+
+def _max_length(name: str, phase: config.Phase, cfg: config.Config) -> int:
+    """Completions are sampled up to a limit; demonstrations have none but the last bucket's."""
+    if name == "rl":
+        return cfg.rollout.max_new_tokens
+    return config.completion_buckets(phase, cfg.rollout)[-1]
 
 
 def update_settings(
