@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, types
 from dapo_jax.buffer import replay, select
+from dapo_jax.dynamic_sampling import budget
 from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import head, hf
 from dapo_jax.models import spec as specs
@@ -42,6 +43,7 @@ def phases(
     """The phases that have steps; ConfigError for what cannot be trained."""
     result, first = [], 1
     intakes = _intakes(cfg)
+    _check_counts(cfg, intakes["rl"])
     for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
         steps = _steps(phase, len(table))
         if not steps:
@@ -63,6 +65,17 @@ def _intakes(cfg: config.Config) -> dict[str, replay.Intake]:
     """What each phase learns from of its batches: demonstrations are not selected among."""
     return {"sft": replay.Intake((), config.Buffer(), cfg.seed),
             "rl": replay.Intake(select.strategies(cfg), cfg.buffer, cfg.seed)}
+
+
+def _check_counts(cfg: config.Config, intake: replay.Intake) -> None:
+    """Refuse to keep more samples of a group than any group has."""
+    largest = budget.most(cfg.dynamic_sampling.budget, cfg.rl.samples_per_prompt)
+    for one in intake.strategies:
+        if one.most > largest:
+            raise config.ConfigError(
+                f"config.select.strategies keeps {one.most} samples of a group by {one.name!r}, "
+                f"but a group has at most {largest} (config.rl.samples_per_prompt, or what "
+                "config.dynamic_sampling.budget makes of it); use a smaller number")
 
 
 def _on_rollouts(
