@@ -82,7 +82,7 @@ LEAST: dict[str, float] = {
         "steps": 0, "epochs": 0, "prompts_per_step": 1, "samples_per_prompt": 1,
         "updates_per_step": 1, "epochs_per_batch": 1, "microbatch_slots": 1, "microbatch_tokens": 0,
         "packed_prompts": 0, "packed_rows": 1, "optimizer.warmup_updates": 0,
-        "optimizer.end_factor": 0, "optimizer.weight_decay": 0, "optimizer.clip_norm": 0}.items()},
+        "optimizer.end_factor": 0, "optimizer.clip_norm": 0}.items()},
 }
 RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1), "rollout.temperature": (1e-3, 1e3), "eval.temperature": (1e-3, 1e3),
@@ -96,13 +96,16 @@ RANGES: dict[str, tuple[float, float]] = {
     "dynamic_sampling.history.decay": (0, 1), "dynamic_sampling.choice.skip_growth": (0, 1),
     "dynamic_sampling.choice.skip_most": (0, 0.99), "dynamic_sampling.choice.target": (0, 1),
     "rollout.min_p": (0, 1), "eval.min_p": (0, 1),
+    # In single precision more is infinite, and an eps of 0 makes NaN of a gradient of 0.
+    "lora.alpha": (1e-30, 1e30),
+    **{f"{phase}.optimizer.{name}": bounds for phase in ("sft", "rl") for name, bounds in {
+        "learning_rate": (1e-30, 1e6), "eps": (1e-30, 1e6), "weight_decay": (0, 1e6)}.items()},
 }
 ABOVE_0 = (
     "processes.late_seconds",
-    "model.rope_base", "model.norm_eps", "lora.alpha",
+    "model.rope_base", "model.norm_eps",
     "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
-    "dynamic_sampling.history.prior_right", "dynamic_sampling.history.prior_wrong",
-    *(f"{phase}.optimizer.{name}" for phase in ("sft", "rl") for name in ("learning_rate", "eps")))
+    "dynamic_sampling.history.prior_right", "dynamic_sampling.history.prior_wrong")
 SHARES = ("rollout.top_p", "eval.top_p", "dynamic_sampling.predictor.gamma")
 
 

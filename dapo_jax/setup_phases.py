@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, types
 from dapo_jax.buffer import replay, select
+from dapo_jax.dynamic_sampling import budget
 from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import head, hf
 from dapo_jax.models import spec as specs
@@ -28,6 +29,7 @@ class Phase:
     optimizer: update.Optimizer
     pack: packing.PackShape
     intake: replay.Intake
+    max_length: int  # tokens of a completion; not those of a bucket or a packed row
 
     @property
     def last_step(self) -> int:
@@ -41,6 +43,7 @@ def phases(
     """The phases that have steps; ConfigError for what cannot be trained."""
     result, first = [], 1
     intakes = _intakes(cfg)
+    _check_counts(cfg, intakes["rl"])
     for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
         steps = _steps(phase, len(table))
         if not steps:
@@ -53,7 +56,7 @@ def phases(
         _check_learning(name, phase, algorithm, spec=spec, mesh=mesh, lora=cfg.lora)
         result.append(Phase(
             name, phase, algorithm, first, steps, optimizer(phase, steps),
-            pack_shape(name, phase, cfg, mesh), intake))
+            pack_shape(name, phase, cfg, mesh), intake, _max_length(name, phase, cfg)))
         first += steps
     return tuple(result)
 
@@ -62,6 +65,17 @@ def _intakes(cfg: config.Config) -> dict[str, replay.Intake]:
     """What each phase learns from of its batches: demonstrations are not selected among."""
     return {"sft": replay.Intake((), config.Buffer(), cfg.seed),
             "rl": replay.Intake(select.strategies(cfg), cfg.buffer, cfg.seed)}
+
+
+def _check_counts(cfg: config.Config, intake: replay.Intake) -> None:
+    """Refuse to keep more samples of a group than any group has."""
+    largest = budget.most(cfg.dynamic_sampling.budget, cfg.rl.samples_per_prompt)
+    for one in intake.strategies:
+        if one.most > largest:
+            raise config.ConfigError(
+                f"config.select.strategies keeps {one.most} samples of a group by {one.name!r}, "
+                f"but a group has at most {largest} (config.rl.samples_per_prompt, or what "
+                "config.dynamic_sampling.budget makes of it); use a smaller number")
 
 
 def _on_rollouts(
@@ -107,6 +121,13 @@ def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
     groups = -(-phase.prompts_per_step // phase.updates_per_step)
     microbatches = -(-groups * -(-phase.samples_per_prompt // rows) // slots)
     return dataclasses.replace(shape, stack=min(packing.MOST_STACKED, microbatches))
+
+
+def _max_length(name: str, phase: config.Phase, cfg: config.Config) -> int:
+    """Completions are sampled up to a limit; demonstrations have none but the last bucket's."""
+    if name == "rl":
+        return cfg.rollout.max_new_tokens
+    return config.completion_buckets(phase, cfg.rollout)[-1]
 
 
 def update_settings(

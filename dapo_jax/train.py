@@ -236,7 +236,7 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
         selected.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
         table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,
         discount=run.parts.cfg.environment.discount,
-        max_length=phase.pack.completion_buckets[-1])
+        max_length=phase.max_length)
     padding = packing.padding([batch for one in work for batch in one.batches])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,

@@ -2,7 +2,7 @@ import pytest
 import runs
 import tiny
 
-from dapo_jax import setup_phases
+from dapo_jax import setup, setup_phases
 
 
 def test_schedules_reckon_with_every_update_of_every_epoch():
@@ -22,3 +22,12 @@ def test_schedules_reckon_with_every_update_of_every_epoch():
 def test_microbatches_are_stacked_up_to_as_many_as_an_update_has(changes, stack):
     cfg = runs.configure(changes)
     assert setup_phases.pack_shape("rl", cfg.rl, cfg, tiny.mesh()).stack == stack
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"rl.completion_buckets": (4, 16)},
+    {"rl.packed_prompts": 8, "rl.completion_buckets": (16,)}])
+def test_the_length_that_constant_weights_divide_by_is_the_sampler_s_limit(changes):
+    """Not that of a bucket or of a row of several samples, which would scale the loss. (B30)"""
+    sft, rl = setup.prepare(runs.configure(changes | {"sft.completion_buckets": (8,)})).phases
+    assert (sft.max_length, rl.max_length) == (8, 4)

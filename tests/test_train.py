@@ -121,6 +121,20 @@ def test_without_a_filter_each_prompt_is_sampled_once_per_epoch(tmp_path):  # B5
     assert sorted(drawn) == sorted(2 * list(range(9)))
 
 
+@pytest.mark.slow
+def test_constant_weights_do_not_know_buckets_and_packed_rows(tmp_path):  # B30
+    norms = []
+    for number, changes in enumerate((
+            {}, {"rl.completion_buckets": (16,)},
+            {"rl.completion_buckets": (16,), "rl.packed_prompts": 8, "rl.packed_rows": 2})):
+        folder = tmp_path / str(number)
+        assert runs.run(folder, RL | changes | {
+            "rl.steps": 1, "rl.algorithm.preset": "dr_grpo"}) == command_line.DONE
+        norms.append(runs.steps(folder)[0]["policy/grad_norm"])
+    assert norms[0] > 0.01
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------- limits
 
 

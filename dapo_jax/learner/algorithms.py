@@ -72,10 +72,10 @@ def reinforce_baseline() -> Algorithm:
 def rloo() -> Algorithm:
     """RLOO, arXiv 2402.14740: leave-one-out baseline, REINFORCE without a ratio or a clip.
 
-    A sample is one action: its log-probs are summed (divided by the constant length limit). It
-    has no correction for stale samples: use one update per step, or recomputed log-probs. The
-    paper's KL is in the reward, and rewards here are verifiable; kl_estimator k2 in the loss has
-    the same gradient token by token on policy.
+    A sample is one action: its log-probs are summed (divided by the constant length limit).
+    Nothing corrects for the later updates of a step: use one. Samples of earlier steps are
+    corrected for with recomputed log-probs only. The paper's KL is in the reward, and rewards here
+    are verifiable; kl_estimator k2 in the loss has the same gradient token by token on policy.
     """
     return Algorithm("rloo", advantage="rloo", weights="constant", ratio="none", kl_estimator="k2")
 
