@@ -24,8 +24,9 @@ def write(
     index = 0
     for batch in batches:
         stack = isinstance(batch, types.Stack)
-        count = int(batch.count) if stack else 1
-        for keys, leaf in jax.tree_util.tree_leaves_with_path(batch.batch if stack else batch):
+        fields, count = (batch.batch, int(batch.count)) if isinstance(batch, types.Stack) else (
+            batch, 1)
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(fields):
             if getattr(leaf, "is_fully_addressable", True):
                 leaf, name = mesh_lib.fetch(leaf), jax.tree_util.keystr(keys)
                 arrays |= {f"{index + i}{name}": leaf[i] if stack else leaf for i in range(count)}
