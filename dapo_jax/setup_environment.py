@@ -78,7 +78,8 @@ def try_out(scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]]) ->
     count, pool = min(TRIED, len(records)), scene.pool
     for place in range(count):
         episode_pool.start(pool, place, record=dict(records[place]), seed=place)
-    limit, answers = time.monotonic() + pools.START_SECONDS + scene.seconds, []
+    limit = time.monotonic() + pools.START_SECONDS + scene.seconds
+    answers: list[episode_pool.Answer] = []
     while len(answers) < count:
         if time.monotonic() > limit:
             raise config.ConfigError(f"environment {pool.name!r} did not start an episode in time")

@@ -34,6 +34,7 @@ def _share(record: Record) -> float:
 def _shown(record: Record, environment: episodes.Environment, role: str) -> Record:
     state, _ = environment.start(record, 0)
     said: list[tuple[str, str]] = []  # role, text
+    assert environment.shown is not None, "asked only of environments that show episodes"
     for text in environment.shown(record):
         turn = environment.step(state, text)
         state = turn.state

@@ -39,8 +39,8 @@ def records(name: str, count: int) -> list[base.Record]:
 
     ConfigError if there is none of this name.
     """
-    if name in ENVIRONMENTS:
-        return ENVIRONMENTS[name].records(seed=0, split="train", count=count)
+    if name in ENVIRONMENTS and (make := ENVIRONMENTS[name].records):
+        return make(seed=0, split="train", count=count)
     name, _, dataset = name.partition(":")
     if name not in sources.TASKS:
         name, dataset = GYM, name

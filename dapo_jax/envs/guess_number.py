@@ -54,8 +54,9 @@ def records(*, seed: int, split: str, count: int) -> list[base.Record]:
     bounds = [(low, 2 * ((low + size) // 2) + odd) for low in range(1, 1001)
               for size in range(10, 100, 2)]
     order = rng.permutation(len(bounds))[:count].tolist()
-    return [{"prompt": prompt(*bounds[at], TRIES), "low": bounds[at][0], "high": bounds[at][1],
-             "tries": TRIES, "answer": base.NO_ANSWER} for at in order]
+    chosen = [bounds[at] for at in order]
+    return [{"prompt": prompt(low, high, TRIES), "low": low, "high": high, "tries": TRIES,
+             "answer": base.NO_ANSWER} for low, high in chosen]
 
 
 ENVIRONMENT = episodes.Environment(

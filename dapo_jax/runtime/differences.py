@@ -62,7 +62,7 @@ def _paired(name: str, base: str, own: Mapping[int, float], other: Mapping[int, 
                       bootstrap(values), chance(values), "")
 
 
-def bootstrap(values: Sequence[float]) -> comparison.Interval:
+def bootstrap(values: Sequence[float] | np.ndarray) -> comparison.Interval:
     """Mean of the values with the percentile interval of the means of their resamples: of all of
     them where they can be listed, else of 10,000 drawn from a fixed seed."""
     values = np.asarray(values, np.float64)
@@ -77,7 +77,7 @@ def bootstrap(values: Sequence[float]) -> comparison.Interval:
     return comparison.Interval(mean, float(low), float(high))
 
 
-def chance(values: Sequence[float]) -> float:
+def chance(values: Sequence[float] | np.ndarray) -> float:
     """Two-sided p of Student's t that the mean of the values is 0; NaN of fewer than two. Where all
     are equal t has no meaning: the chance that all signs agree."""
     values = np.asarray(values, np.float64)
