@@ -1,6 +1,7 @@
 """Play the episodes of a run's log again, with the model's texts as they were.
 
     python -m dapo_jax.replay_episodes DIR/samples/step_000012.jsonl [...]
+    python -m dapo_jax.replay_episodes runs/calculator/samples/step_000120.jsonl
 
 Prints one JSON object: episodes (compared), differing (the environment said something else: it is
 not deterministic, or has changed), failed (now, though not then), skipped (rows of one turn, or

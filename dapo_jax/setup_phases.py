@@ -99,7 +99,7 @@ def _on_rollouts(
     return dataclasses.replace(algorithm, samples="rollout")
 
 
-def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: Mesh
+def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: mesh_lib.AnyMesh
                ) -> packing.PackShape:
     """The shapes of the phase's microbatches; ConfigError where they hold too little."""
     prompts, completions = cfg.prompts.buckets, config.completion_buckets(phase, cfg.rollout)

@@ -15,6 +15,7 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +33,7 @@ from dapo_jax import (
     types,
 )
 from dapo_jax import journal as journals
-from dapo_jax.buffer import replay
+from dapo_jax.buffer import replay, select
 from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.learner import features, packing
 from dapo_jax.learner import step as learner
@@ -152,7 +153,8 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
             batch = _next_samples(run, phase_run, state, step)
             state, values = _learn(run, phase_run, batch, step)
         last = _over(phase, state)
-        line = {"step": step, "phase": phase.name} | batch.values | values | since
+        line: dict[str, Any] = {"step": step, "phase": phase.name}
+        line |= batch.values | values | since
         line["time/processor"] = time.process_time() - used  # of the step without its evaluation
         if last or (cfg.eval.every and step % cfg.eval.every == 0):
             line |= _evaluate(run, state)
@@ -177,7 +179,8 @@ def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0) -> dict[str
         run.agreed.extend(run.signals[:1])
         return {}
     after = f"after step {int(state.step)}"
-    same = processes.digests(dataclasses.replace(state, train=None))
+    none: types.Tree = None
+    same = processes.digests(dataclasses.replace(state, train=none))
     found = processes.gather((same, run.signals[:1], seconds), what=f"agreement {after}",
                              seconds=run.parts.cfg.processes.late_seconds)
     processes.check_same([digests for digests, _, _ in found], where=after)
@@ -189,8 +192,9 @@ def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0) -> dict[str
 
 def _next_samples(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
     """The step's batch, from demonstrations or from the policy."""
-    make = _demonstrations if phase_run.source is None else _rollouts
-    return make(run, phase_run, state, step)
+    if phase_run.source is None:
+        return _demonstrations(run, phase_run, state, step)
+    return _rollouts(run, phase_run.source, state, step)
 
 
 def _demonstrations(
@@ -204,12 +208,12 @@ def _demonstrations(
     return Batch(dataclasses.replace(state, demonstrations=place), samples, {})
 
 
-def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:
+def _rollouts(run: Run, source: collect.Source, state: types.RunState, step: int) -> Batch:
     rounds: list[collect.Round] = []
-    kept, source = None, phase_run.source
+    kept, size = None, collect.asked(source)
     policy = setup_adapter.sampled(run.base, state.train.params)
     try:
-        collected = (streaming if source.size.stream else collect).collect(
+        collected = (streaming if size.stream else collect).collect(
             source, policy, state=state.controller, carried=state.buffer, step=step, rounds=rounds)
     except controller.LimitReached:
         checkpoint.save(run.checkpoints, state)
@@ -220,7 +224,7 @@ def _rollouts(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step:
     finally:
         journals.write_rollouts(run.journal, rounds, run.parts.train_table, step=step, kept=kept)
     state = dataclasses.replace(state, controller=collected.controller, buffer=collected.buffer)
-    known = history.shares(state.controller.history, source.size.dynamic.history)
+    known = history.shares(state.controller.history, size.dynamic.history)
     return Batch(state, collected.batch, collect.metrics(collected, step=step) | known)
 
 
@@ -228,8 +232,9 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
            ) -> tuple[types.RunState, dict[str, float]]:
     """All updates of the step; the metrics are fetched when they are done."""
     phase, begun = phase_run.phase, time.perf_counter()
-    states = functools.partial(features.of, phase_run.states, batch.state.train.params,
-                               table=run.parts.train_table, base=phase_run.base)
+    states = select.no_states if phase_run.states is None else functools.partial(
+        features.of, phase_run.states, batch.state.train.params, table=run.parts.train_table,
+        base=phase_run.base)
     kept, selected, values = replay.learned_from(
         batch.state.replay, batch.samples, phase.intake, step=step, states=states)
     work = learner.prepare(
@@ -237,7 +242,8 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
         table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,
         discount=run.parts.cfg.environment.discount,
         max_length=phase.max_length)
-    padding = packing.padding([batch for one in work for batch in one.batches])
+    padding = packing.padding([batch for one in work for batch in one.batches
+                               if isinstance(batch, types.TrainBatch)])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,
                           reference=phase_run.reference, base=phase_run.base)

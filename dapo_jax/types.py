@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any  # nested dict of arrays
+# A field of what the host makes for the device, or takes from it: a jax array there, numpy here,
+# and a jax.ShapeDtypeStruct or a sharding where programs are compiled for it.
+Leaf = Any
 # Beside it stands the decorator of a dataclass, by which type checkers know one.
 _pytree = jax.tree_util.register_dataclass
 
@@ -178,14 +181,14 @@ class ControllerState:
 class Prompts:
     """Input of one admission: prompts for free slots, A at once."""
 
-    tokens: jax.Array  # i32[A, P] right-padded
-    length: jax.Array  # i32[A]
-    slot: jax.Array  # i32[A] its place within a part of the slots; S or more: nowhere
-    prompt: jax.Array  # i32[A]
-    visit: jax.Array  # i32[A]
-    sample: jax.Array  # i32[A] number of the first sample to draw
-    count: jax.Array  # i32[A] samples to draw
-    budget: jax.Array  # i32[A] new tokens allowed to each sample, 1 to T
+    tokens: Leaf  # i32[A, P] right-padded
+    length: Leaf  # i32[A]
+    slot: Leaf  # i32[A] its place within a part of the slots; S or more: nowhere
+    prompt: Leaf  # i32[A]
+    visit: Leaf  # i32[A]
+    sample: Leaf  # i32[A] number of the first sample to draw
+    count: Leaf  # i32[A] samples to draw
+    budget: Leaf  # i32[A] new tokens allowed to each sample, 1 to T
 
 
 @_pytree
@@ -193,9 +196,9 @@ class Prompts:
 class PromptCache:
     """Keys and values of each slot's prompt, shared by its rows."""
 
-    keys: jax.Array  # [N, S, K, E, P]; in slots a tuple of N, so that each is its own buffer
-    values: jax.Array  # [N, S, K, P, E]; in slots a tuple
-    length: jax.Array  # i32[S]
+    keys: Leaf  # [N, S, K, E, P]; in slots a tuple of N, so that each is its own buffer
+    values: Leaf  # [N, S, K, P, E]; in slots a tuple
+    length: Leaf  # i32[S]
 
 
 @_pytree
@@ -214,8 +217,8 @@ class Packed:
     """Where tokens stand in a microbatch whose slots hold several prompts each, and whose rows a
     sample of each of them at most."""
 
-    segment: jax.Array  # i32[S, P] number of the token's prompt within its slot; -1 on padding
-    after: jax.Array  # i32[S, R, T] place in P of the last token of the prompt that the token's
+    segment: Leaf  # i32[S, P] number of the token's prompt within its slot; -1 on padding
+    after: Leaf  # i32[S, R, T] place in P of the last token of the prompt that the token's
     # sample continues; -1 on padding
 
 
@@ -263,16 +266,16 @@ class Parked:
 class Resumed:
     """Input of one resumption: samples that go on in free slots, A at once. All are i32[A]."""
 
-    entry: jax.Array  # its place within a part of the parked contexts
-    slot: jax.Array  # its place within a part of the slots; S or more: nowhere
-    length: jax.Array  # of the prompt
-    position: jax.Array  # tokens of the sample so far, of which all but the last have keys
-    token: jax.Array  # the last
-    prompt: jax.Array
-    visit: jax.Array
-    sample: jax.Array
-    turn: jax.Array  # the one that begins
-    budget: jax.Array  # tokens allowed to the sample until its turn ends
+    entry: Leaf  # its place within a part of the parked contexts
+    slot: Leaf  # its place within a part of the slots; S or more: nowhere
+    length: Leaf  # of the prompt
+    position: Leaf  # tokens of the sample so far, of which all but the last have keys
+    token: Leaf  # the last
+    prompt: Leaf
+    visit: Leaf
+    sample: Leaf
+    turn: Leaf  # the one that begins
+    budget: Leaf  # tokens allowed to the sample until its turn ends
 
 
 @_pytree
@@ -280,12 +283,12 @@ class Resumed:
 class Chunk:
     """What a decode call drew; columns from `steps` on were not run."""
 
-    token: jax.Array  # i32[C, S, R]
-    logprob: jax.Array  # f32[C, S, R]
-    sample: jax.Array  # i32[C, S, R] whose token it is; -1: a row without one
-    position: jax.Array  # i32[C, S, R] of the token in its sample
-    steps: jax.Array  # i32[]
-    free: jax.Array  # bool[S] slots without a live row, at the end
+    token: Leaf  # i32[C, S, R]
+    logprob: Leaf  # f32[C, S, R]
+    sample: Leaf  # i32[C, S, R] whose token it is; -1: a row without one
+    position: Leaf  # i32[C, S, R] of the token in its sample
+    steps: Leaf  # i32[]
+    free: Leaf  # bool[S] slots without a live row, at the end
 
 
 @_pytree
@@ -293,16 +296,16 @@ class Chunk:
 class TrainBatch:
     """One microbatch: S slots of R rows, each row continuing its slot's prompt."""
 
-    prompt_tokens: jax.Array  # i32[S, P] right-padded
-    prompt_length: jax.Array  # i32[S] >= 1, also in idle slots; of all prompts if packed
-    tokens: jax.Array  # i32[S, R, T]
-    logprobs: jax.Array  # f32[S, R, T] of the sampler
-    advantages: jax.Array  # f32[S, R, T]
-    weights: jax.Array  # f32[S, R, T] 0 on padding, masked tokens and idle rows
-    fresh: jax.Array  # f32[S, R, T] 1 where the parameters that sampled are those trained first
+    prompt_tokens: Leaf  # i32[S, P] right-padded
+    prompt_length: Leaf  # i32[S] >= 1, also in idle slots; of all prompts if packed
+    tokens: Leaf  # i32[S, R, T]
+    logprobs: Leaf  # f32[S, R, T] of the sampler
+    advantages: Leaf  # f32[S, R, T]
+    weights: Leaf  # f32[S, R, T] 0 on padding, masked tokens and idle rows
+    fresh: Leaf  # f32[S, R, T] 1 where the parameters that sampled are those trained first
     packed: Packed | None = None  # None: a slot has one prompt, a row one sample
-    old: jax.Array | None = None  # f32[S, R, T] of the step's first parameters, if recomputed
-    reference: jax.Array | None = None  # f32[S, R, T] of the reference model, if there is one
+    old: Leaf | None = None  # f32[S, R, T] of the step's first parameters, if recomputed
+    reference: Leaf | None = None  # f32[S, R, T] of the reference model, if there is one
 
 
 @_pytree
@@ -311,7 +314,7 @@ class Stack:
     """Microbatches of one shape that are run one after another by one program."""
 
     batch: TrainBatch  # each field [M, ...]; from `count` on nothing is run
-    count: jax.Array  # i32[]
+    count: Leaf  # i32[]
 
     def __getitem__(self, index: jax.Array | int) -> TrainBatch:
         """One of them."""

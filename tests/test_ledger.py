@@ -37,8 +37,9 @@ def truncated(samples, monkeypatch):
     monkeypatch.setattr(controller, "metrics", lambda report: {})
     yes = np.ones(len(samples), bool)
     scores = pools.Scores(yes.astype("f4"), yes, errors=0, timeouts=0, first_failure="")
-    one = types_lib.SimpleNamespace(samples=samples, texts=["x"] * len(yes), scores=scores)
-    use = types_lib.SimpleNamespace(row_use=1.0, chunks=1)
+    one = types_lib.SimpleNamespace(samples=samples, texts=["x"] * len(yes), scores=scores,
+                                    finals=["x"] * len(yes), played=None)
+    use = types_lib.SimpleNamespace(row_use=1.0, chunks=1, weights_bytes=0)
     none = samples.take(~yes)
     return collect.metrics(collect.Collected(
         None, none, none, None, [one], {"rollout": 1.0, "reward": 0.0}, use),

@@ -73,7 +73,8 @@ def play(pool: episode_pool.Pool, begun: Sequence[Episode],
     limit, found = time.monotonic() + seconds, list(begun)
     for place, episode in enumerate(found):
         episode_pool.start(pool, place, record=dict(episode.record), seed=episode.seed)
-    texts, waiting = {}, set(range(len(found)))
+    texts: dict[int, str] = {}
+    waiting = set(range(len(found)))
     while waiting:
         if time.monotonic() > limit:
             for place in waiting:
@@ -85,11 +86,12 @@ def play(pool: episode_pool.Pool, begun: Sequence[Episode],
         for answer in episode_pool.poll(pool, seconds=WAIT):
             place = answer.ticket
             found[place] = advanced(found[place], texts.get(place, ""), answer)
-            texts[place] = _next(found[place], place, policy, turns)
-            if texts[place] is None:
+            text = _next(found[place], place, policy, turns)
+            if text is None:
                 waiting.discard(place)
             else:
-                episode_pool.step(pool, place, state=state_of(answer), text=texts[place])
+                texts[place] = text
+                episode_pool.step(pool, place, state=state_of(answer), text=text)
     return found
 
 

@@ -17,9 +17,7 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import time
-from collections.abc import Hashable
 from typing import Any
 
 from dapo_jax import config
@@ -49,7 +47,7 @@ class Limits:
 class Answer:
     """What became of one call."""
 
-    ticket: Hashable  # as submitted
+    ticket: Any  # as submitted; it can be hashed
     kind: str  # "done", or a kind of episodes.FAILURES
     value: Any  # "done": the dict of episode_worker.py; else a message
     seconds: float  # from submitting to the answer, pauses included
@@ -58,7 +56,7 @@ class Answer:
 
 @dataclasses.dataclass
 class _Call:
-    ticket: Hashable
+    ticket: Any
     body: bytes
     born: float
     tries: int = 0
@@ -68,7 +66,7 @@ class _Call:
 class Worker:
     """One process and where the conversation with it stands."""
 
-    process: subprocess.Popen
+    process: processes.Process
     mark: str  # the token of the process and of all it starts
     deadline: float  # monotonic seconds; infinite while idle
     ready: bool = False
@@ -118,12 +116,12 @@ def open(name: str, limits: Limits = Limits()) -> Pool:
     return pool
 
 
-def start(pool: Pool, ticket: Hashable, *, record: dict, seed: int) -> None:
+def start(pool: Pool, ticket: Any, *, record: dict, seed: int) -> None:
     """Submit the start of an episode."""
     _submit(pool, ticket, ("start", record, seed))
 
 
-def step(pool: Pool, ticket: Hashable, *, state: bytes, text: str) -> None:
+def step(pool: Pool, ticket: Any, *, state: bytes, text: str) -> None:
     """Submit a turn: the state that the last answer held, and what the model wrote."""
     _submit(pool, ticket, ("step", state, text))
 
@@ -156,12 +154,14 @@ def poll(pool: Pool, *, seconds: float = 0.0) -> list[Answer]:
 
 def close(pool: Pool) -> None:
     """Kill the workers and what they started; nothing happens to a pool that is closed."""
-    ended = [processes.end(pool.workers.pop().process) for _ in range(len(pool.workers))]
-    if ended:
-        processes.sweep(pool.mark)
+    if not pool.workers:
+        return
+    while pool.workers:
+        processes.end(pool.workers.pop().process)
+    processes.sweep(pool.mark)
 
 
-def _submit(pool: Pool, ticket: Hashable, request: tuple) -> None:
+def _submit(pool: Pool, ticket: Any, request: tuple) -> None:
     if not pool.workers:
         raise RuntimeError("the pool of environments is closed")
     pool.pending.append(_Call(ticket, pickle.dumps(request), time.monotonic()))
@@ -248,13 +248,13 @@ def _take(pool: Pool, worker: Worker, kind: str, value: Any) -> bool:
         return True
     if worker.call is None or not (kind == "done" or kind in episodes.FAILURES):
         return False
-    _settle(pool, worker, kind, value)
+    _settle(pool, worker, worker.call, kind, value)
     return kind != "memory"  # what it holds on to could fail the next call
 
 
-def _settle(pool: Pool, worker: Worker, kind: str, value: Any) -> None:
+def _settle(pool: Pool, worker: Worker, call: _Call, kind: str, value: Any) -> None:
     """Finish the call that a worker was at, or have it made again later."""
-    call, worker.call, worker.deadline, now = worker.call, None, math.inf, time.monotonic()
+    worker.call, worker.deadline, now = None, math.inf, time.monotonic()
     limits, pool.spare = pool.limits, SPARE_RESTARTS
     pool.breaker = breakers.told(pool.breaker, kind not in AGAIN, now, bound=limits.bound,
                                  pause=limits.pause)
@@ -281,7 +281,7 @@ def _replace(pool: Pool, slot: int, kind: str) -> None:
     if worker.call:
         if status == -signal.SIGALRM:  # its own alarm, since this process did not get to run
             kind = "timeout"
-        _settle(pool, worker, kind, f"{pool.name}: " + (
+        _settle(pool, worker, worker.call, kind, f"{pool.name}: " + (
             f"no answer within {pool.limits.timeout:g} s" if kind == "timeout"
             else f"its worker ended with status {status}"))
     elif pool.spare:

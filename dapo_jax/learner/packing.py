@@ -143,7 +143,7 @@ def _packed(layout: rows.Layout, samples: types.Samples, columns: Columns, conte
     segment = np.full((slots, prompt_width), -1, np.int32)
     used, number = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
     after = np.full((slots, row_count, width), -1, np.int32)
-    targets = [np.zeros(after.shape, column.dtype) for column in columns]
+    targets: list[types.Leaf] = [np.zeros(after.shape, column.dtype) for column in columns]
     ends: dict[tuple, int] = {}  # (slot, group, copy) -> place of its prompt's last token
     for sample, slot, row, start, copy in zip(
             layout.sample, layout.slot, layout.row, layout.start, layout.copy):
@@ -159,8 +159,8 @@ def _packed(layout: rows.Layout, samples: types.Samples, columns: Columns, conte
         after[slot, row, start:end] = ends[key]
         for target, column in zip(targets, columns):
             target[slot, row, start:end] = column[sample, :content[sample]]
-    return types.TrainBatch(tokens, np.maximum(used, 1), *targets,
-                            packed=types.Packed(segment, after))
+    batch = types.TrainBatch(tokens, np.maximum(used, 1), *targets)
+    return dataclasses.replace(batch, packed=types.Packed(segment, after))
 
 
 def padding(batches: Sequence[types.TrainBatch]) -> float:
@@ -268,7 +268,7 @@ def _prompts(rows: list[np.ndarray], *, slots: int, width: int) -> tuple[np.ndar
 
 
 def _rows(slots: list[np.ndarray], columns: Columns, *, size: tuple[int, int, int]
-          ) -> list[np.ndarray]:
+          ) -> list[types.Leaf]:
     """Each column [n, T] as [S, R, width], 0 where there is no row or the table is narrower."""
     source = np.full(size[:2], -1)
     for index, slot in enumerate(slots):

@@ -23,7 +23,7 @@ def shape(batch: Batches) -> tuple[int, int]:
     return one.prompt_tokens.shape[-1], one.tokens.shape[-1]
 
 
-def changed(batch: Batches, **fields: Any) -> Batches:
+def changed(batch: Batches, **fields: types.Leaf) -> Batches:
     """The microbatch, or the stack, with other fields of types.TrainBatch."""
     if isinstance(batch, types.Stack):
         return dataclasses.replace(batch, batch=dataclasses.replace(batch.batch, **fields))
@@ -36,11 +36,12 @@ def stacked(batches: Iterable[Batches], sizes: Mapping[tuple[int, int], int]
     other, on the host; where the size is 1, and where they are stacks, as they are."""
     for lengths, group in itertools.groupby(batches, shape):
         size, alike = sizes.get(lengths, 1), list(group)
-        if size == 1 or isinstance(alike[0], types.Stack):
+        single = [batch for batch in alike if isinstance(batch, types.TrainBatch)]
+        if size == 1 or len(single) < len(alike):
             yield from alike
         else:
-            for start in range(0, len(alike), size):
-                yield _stack(cast(list[types.TrainBatch], alike[start:start + size]), size)
+            for start in range(0, len(single), size):
+                yield _stack(single[start:start + size], size)
 
 
 def _stack(batches: list[types.TrainBatch], size: int) -> types.Stack:

@@ -22,7 +22,7 @@ from dapo_jax.rollout import turns
 class Work:
     """One mini-batch, which makes an optimizer update, packed."""
 
-    batches: list[stacks.Batches]  # stacks only where they are `scored`
+    batches: Sequence[stacks.Batches]  # stacks only where they are `scored`
     tokens: int  # of its completions, also of those masked out of the loss
 
 

@@ -7,11 +7,12 @@ over short microbatches in stacks (stacks.py).
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from dapo_jax import config, types
 from dapo_jax.learner import losses, optim, packing, stacks
@@ -74,7 +75,8 @@ def token_logprobs(
         params, states.reshape(slots, rows * width, -1), batch.tokens.reshape(slots, -1),
         temperature=settings.temperature, chunk=settings.head_chunk,
         entropy_gradient=settings.loss.entropy_coef != 0, softcap=spec.logit_softcap)
-    return tuple(x.reshape(batch.tokens.shape) for x in stats)
+    logprobs, entropy = (x.reshape(batch.tokens.shape) for x in stats)
+    return logprobs, entropy
 
 
 def loss(
@@ -85,10 +87,10 @@ def loss(
     held = optim.matches(params, settings.frozen)
     params = jax.tree.map(lambda leaf, h: jax.lax.stop_gradient(leaf) if h else leaf, params, held)
     logprobs, entropy = token_logprobs(spec, settings, _whole(params, base, settings), batch)
-    stored = batch.old is None
     value, metrics = losses.policy_loss(
-        logprobs, batch.logprobs if stored else batch.old, batch.advantages, batch.weights,
-        entropy=entropy, settings=settings.loss, sampled=None if stored else batch.logprobs,
+        logprobs, batch.logprobs if batch.old is None else batch.old, batch.advantages,
+        batch.weights, entropy=entropy, settings=settings.loss,
+        sampled=None if batch.old is None else batch.logprobs,
         reference=batch.reference, sample=None if batch.packed is None else batch.packed.after)
     fresh = (batch.fresh > 0) & (batch.weights > 0)
     gap = jnp.where(fresh, jnp.abs(logprobs - batch.logprobs), 0)
@@ -151,7 +153,9 @@ def apply(
     as they are, and `policy/skipped` alone counts the update.
     """
     grads, metrics = sums
-    one, loss, norm = jnp.float32(1), metrics["policy/loss"].total, optax.tree.norm(grads)
+    mean = metrics["policy/loss"]
+    assert isinstance(mean, types.Mean)
+    one, loss, norm = jnp.float32(1), mean.total, optax.tree.norm(grads)
     metrics = metrics | {
         "policy/loss": types.Mean(loss, one),
         "policy/grad_norm": types.Mean(norm, one),
@@ -168,21 +172,20 @@ def apply(
     return state, metrics | {"policy/skipped": types.Sum(1 - sound.astype(jnp.int32))}
 
 
-def batch_structs(mesh: Mesh, pack: packing.PackShape, prompt: int, width: int
+def batch_structs(mesh: mesh_lib.AnyMesh, pack: packing.PackShape, prompt: int, width: int
                   ) -> types.TrainBatch:
     """Shapes of one microbatch, as packed on the host."""
     def make(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh_lib.batch_sharding(mesh))
     slots = packing.slots_of(pack, prompt, width)
     prompts, tokens = make((slots, prompt), jnp.int32), make((slots, pack.rows, width), jnp.int32)
-    floats = [make(tokens.shape, jnp.float32) for _ in range(4)]
-    return types.TrainBatch(prompts, make((slots,), jnp.int32), tokens, *floats,
+    one = make(tokens.shape, jnp.float32)
+    return types.TrainBatch(prompts, make((slots,), jnp.int32), tokens, one, one, one, one,
                             packed=types.Packed(prompts, tokens) if pack.packed else None)
 
 
-def state_structs(
-    spec: ModelSpec, optimizer: Optimizer, mesh: Mesh, adapter: config.Lora = config.Lora()
-) -> types.TrainState:
+def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: mesh_lib.AnyMesh,
+                  adapter: config.Lora = config.Lora()) -> types.TrainState:
     """Shapes and shardings of the train state."""
     params = mesh_lib.trained_structs(mesh, spec, adapter)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
@@ -193,9 +196,8 @@ def state_structs(
         mesh_lib.structs(state.updates, mesh_lib.replicated(mesh)))
 
 
-def reference_structs(
-    spec: ModelSpec, mesh: Mesh, adapter: config.Lora = config.Lora()
-) -> types.Tree:
+def reference_structs(spec: ModelSpec, mesh: mesh_lib.AnyMesh, adapter: config.Lora = config.Lora()
+                      ) -> types.Tree:
     """Shapes and shardings of the reference model's parameters; see `reference_params`. Under an
     adapter they are those of its base, which is the reference unless another is asked for."""
     if adapter.rank:
@@ -209,9 +211,9 @@ def reference_params(spec: ModelSpec, params: types.Tree) -> types.Tree:
     """A copy of the parameters whose kernels are in the compute dtype, as the model uses them;
     norms, which are computed in float32, stay as they are."""
     def held(path: tuple, leaf: jax.Array) -> jax.Array:
-        norm = path[-1].key.endswith("norm")
         # A copy: what jit hands through unchanged is the same buffer, and that one is donated.
-        return jnp.copy(leaf) if norm else jnp.copy(leaf).astype(spec.compute_dtype)
+        leaf, norm = jnp.copy(leaf), path[-1].key.endswith("norm")
+        return leaf if norm else leaf.astype(spec.compute_dtype)
     return jax.tree_util.tree_map_with_path(held, params)
 
 
@@ -221,7 +223,7 @@ def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
 
 
 def compile_programs(
-    spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: Mesh, *,
+    spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: mesh_lib.AnyMesh, *,
     pack: packing.PackShape, build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
     """Compile every program that a phase's updates need; `build` makes one of a jitted function,
@@ -230,7 +232,7 @@ def compile_programs(
     base = (mesh_lib.model_structs(mesh, spec),) if settings.lora.rank else ()
     packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
     sizes = {shape: packing.stacked(pack, *shape) for shape in packed}
-    static = {"spec": spec, "settings": settings}
+    static: dict[str, Any] = {"spec": spec, "settings": settings}
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
 
     def scorers(needed: bool, params: types.Tree, *more: types.Tree
@@ -267,7 +269,7 @@ def compile_programs(
 
 def scored(
     programs: Programs, params: types.Tree, reference: types.Tree | None,
-    batches: Iterable[types.TrainBatch], *, base: types.Tree | None = None,
+    batches: Iterable[stacks.Batches], *, base: types.Tree | None = None,
 ) -> list[stacks.Batches]:
     """Microbatches, stacked, with the log-probs that the loss compares with, on the devices; those
     of the host where there is nothing to compute. To be called before the step's first update."""

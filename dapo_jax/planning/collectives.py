@@ -39,7 +39,8 @@ def found(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
     as the loops run; a loop of unknown length counts once."""
     bodies = _bodies(text)
     runs = _runs(bodies)
-    count, moved = collections.Counter(), collections.Counter()
+    count: collections.Counter[tuple[int, tuple[str, ...]]] = collections.Counter()
+    moved: collections.Counter[tuple[int, tuple[str, ...]]] = collections.Counter()
     for name, lines in bodies.items():
         for line in lines:
             if one := re.search(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(", line):
@@ -72,7 +73,7 @@ def _group(line: str) -> tuple[int, ...]:
     if named := _NAMED.search(line):
         return _of_axes(*named.groups())
     if short := _IOTA.search(line):
-        rows, of, order = ([int(x) for x in part.split(",")] if part else None
+        rows, of, order = ([int(x) for x in part.split(",")] if part else []
                            for part in short.groups())
         numbers = np.arange(math.prod(of)).reshape(of).transpose(order or range(len(of)))
         return tuple(numbers.reshape(rows)[(0,) * (len(rows) - 1)].tolist())
@@ -100,7 +101,8 @@ def _of_axes(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
 
 
 def _bodies(text: str) -> dict[str, list[str]]:
-    bodies, name = {}, ""
+    bodies: dict[str, list[str]] = {}
+    name = ""
     for line in text.splitlines():
         if not line.startswith(" ") and (head := _COMPUTATION.match(line)):
             name = "ENTRY" if line.startswith("ENTRY") else head[1]
@@ -112,7 +114,7 @@ def _bodies(text: str) -> dict[str, list[str]]:
 
 def _runs(bodies: dict[str, list[str]]) -> dict[str, int]:
     """How often each computation runs."""
-    runs = collections.Counter()
+    runs: collections.Counter[str] = collections.Counter()
 
     def visit(name: str, times: int, depth: int) -> None:
         runs[name] += times

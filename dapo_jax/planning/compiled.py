@@ -4,13 +4,14 @@ and cannot see into a kernel."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 from dapo_jax.planning import compiler, estimate, programs
 from dapo_jax.rollout import programs as sampler
 
-Pick = Callable[[sampler.Programs], programs.Program]  # one of the sampler's programs
+Pick = Callable[[sampler.Programs], Any]  # one of the sampler's programs
 PICK: Mapping[str, Pick] = {
     "weights": lambda made: made.weights, "admit": lambda made: programs.only(made.admit),
     "decode": lambda made: programs.only(made.decode)}
@@ -36,7 +37,7 @@ def of(name: str, planned: programs.Plan, mesh: jax.sharding.Mesh, counted: esti
     if name in PICK or name == "resize":
         return _by_layers(name, planned, mesh, counted, slots=slots)
     if name == "prefill":
-        made = programs.only(programs.of_rollout(planned, mesh, slots=slots).prefill)
+        made: Any = programs.only(programs.of_rollout(planned, mesh, slots=slots).prefill)
     else:
         update = programs.of_update(planned, mesh, slots=slots)
         made = update.apply if name == "apply" else programs.only(
@@ -63,8 +64,8 @@ def _by_layers(name: str, planned: programs.Plan, mesh: jax.sharding.Mesh,
     figures = [compiler.compiled(pick(programs.of_rollout(
         planned, mesh, slots=slots, layers=number, beside=name == "resize")), text=True)
         for number in dict.fromkeys(few)]
-    whole = compiler.by_layers(*figures, (*few, planned.spec.layers)) if len(figures) > 1 else (
-        figures[0])
+    whole = figures[0] if len(figures) == 1 else compiler.by_layers(
+        figures[0], figures[1], (few[0], few[1], planned.spec.layers))
     # Results that outlive their programs are counted once, as what is held, but for the slots
     # beside others.
     beside = {"admit": counted.temporary, "resize": counted.temporary}.get(name, 0.0)

@@ -4,6 +4,7 @@ run's programs."""
 import dataclasses
 import importlib.util
 import os
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -13,7 +14,7 @@ from dapo_jax.planning import chips, collectives, programs
 from dapo_jax.runtime import mesh as mesh_lib
 
 # Fused with the products beside them, collectives could not be counted.
-READABLE = {"xla_tpu_enable_async_collective_fusion": "false"}
+READABLE: dict[str, str | bool] = {"xla_tpu_enable_async_collective_fusion": "false"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ def compiled(program: programs.Program, *, text: bool = False) -> Figures:
 
     Raises TooLarge where it does not fit the chip's memory.
     """
+    assert isinstance(program.mesh, Mesh), "compiled only for a mesh of devices"
     try:
         with jax.set_mesh(program.mesh):
             made = program.function.lower(*program.arguments).compile(
@@ -59,16 +61,21 @@ def compiled(program: programs.Program, *, text: bool = False) -> Figures:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise TooLarge(str(error).splitlines()[0]) from error
         raise
-    memory, cost = made.memory_analysis(), made.cost_analysis()
+    # For TPU there is an analysis of both, which their types leave open.
+    memory: Any = made.memory_analysis()
+    cost: Any = made.cost_analysis()
     sent = _sent(made, program.mesh) if text else None
     return Figures(memory.argument_size_in_bytes, memory.temp_size_in_bytes,
                    memory.output_size_in_bytes - memory.alias_size_in_bytes,
                    cost["flops"], cost["bytes accessed"], sent)
 
 
-def _sent(made: jax.stages.Compiled, mesh: Mesh) -> tuple[collectives.Collective, ...] | None:
+def _sent(
+    made: jax.stages.Compiled, mesh: mesh_lib.AnyMesh
+) -> tuple[collectives.Collective, ...] | None:
     try:
-        return collectives.found(made.as_text(), dict(mesh.shape))
+        text = made.as_text()
+        return None if text is None else collectives.found(text, dict(mesh.shape))
     except jax.errors.JaxRuntimeError:  # libtpu 0.0.52 cannot print some programs of large models
         return None
 
@@ -84,8 +91,9 @@ def by_layers(few: Figures, more: Figures, layers: tuple[int, int, int]) -> Figu
 
     def line(x: float, y: float) -> float:
         return x + (y - x) / (b - a) * (n - a)
+    sent = None if few.sent is None or more.sent is None else tuple(
+        collectives.by_layers(few.sent, more.sent, line))
     return Figures(
-        *(type(getattr(few, name))(line(getattr(few, name), getattr(more, name)))
-          for name in ("arguments", "temporary", "result", "flops", "bytes")),
-        sent=None if None in (few.sent, more.sent) else tuple(
-            collectives.by_layers(few.sent, more.sent, line)))
+        int(line(few.arguments, more.arguments)), int(line(few.temporary, more.temporary)),
+        int(line(few.result, more.result)), line(few.flops, more.flops),
+        line(few.bytes, more.bytes), sent)

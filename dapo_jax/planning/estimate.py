@@ -94,7 +94,7 @@ def _score(planned: programs.Plan, scorers: Mapping, mesh: jax.sharding.Abstract
 
 def _apply(update: learner.Programs) -> Estimate:
     """An optimizer step: everything is read, all but the gradients written, in place."""
-    state, sums = update.apply.arguments[:2]
+    state, sums = programs.given(update.apply)[:2]
     return Estimate(0.0, 0.0, 2 * memory.on_device(state) + memory.on_device(sums))
 
 
@@ -106,7 +106,7 @@ def _weights(
     made = memory.on_device(programs.only(rollout.decode).arguments[0])
     gathers = planned.cfg.rollout.gather and mesh.shape["fsdp"] > 1
     sent = (collectives.Collective("all-gather", ("fsdp",), planned.spec.layers, made),)
-    return Estimate(made, 0.0, memory.on_device(rollout.weights.arguments) + made,
+    return Estimate(made, 0.0, memory.on_device(programs.given(rollout.weights)) + made,
                     sent if gathers else ())
 
 
@@ -168,7 +168,7 @@ def _resize(planned: programs.Plan, mesh: jax.sharding.AbstractMesh) -> Estimate
 
 def resize_of(rollout: sampler.Programs) -> programs.Program:
     """From the smaller number of slots to the larger."""
-    return rollout.resize[min(rollout.resize)]
+    return programs.only({0: rollout.resize[min(rollout.resize)]})
 
 
 def line(ends: tuple[int, int], values: list[float], at: float) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo_jax.planning import compiler, estimate, memory, programs
+from dapo_jax.planning.memory import Held, Split
 
 Programs = Mapping[str, estimate.Estimate]
 Compile = Callable[[str, int], estimate.Estimate]  # of a program at so many slots
@@ -17,8 +18,8 @@ class Room:
     """What there is, and what is in it already."""
 
     memory: float  # bytes of a device that may be used
-    held: memory.Held
-    part: memory.Split
+    held: Held
+    part: Split
     plan: programs.Plan
 
 
@@ -50,9 +51,13 @@ def microbatch(room: Room, work: Programs, *, compiles: int, asked: Compile | No
     more = figures.temporary - temporary(part.slots)  # than was counted
     most, left = _useful(room), room.memory - held.in_update
     guess = estimate.largest(lambda slots: temporary(slots) + more <= left, least=1, most=most)
-    compile_at = asked and (lambda slots: asked("update", slots * part.parts).temporary)
-    largest, how = searched(guess, compile_at, {part.slots: figures.temporary} if asked else {},
-                            room=left, compiles=compiles, most=most)
+
+    def compile_at(slots: int) -> float:
+        assert asked is not None
+        return asked("update", slots * part.parts).temporary
+    largest, how = searched(guess, compile_at if asked else None,
+                            {part.slots: figures.temporary} if asked else {}, room=left,
+                            compiles=compiles, most=most)
     tokens = part.prompt + part.rows * part.width
     return {"temporary": figures.temporary, "peak": max(in_update(held, work).values()),
             "slots": part.slots, "rows": part.rows, "tokens of a slot": tokens,
@@ -73,6 +78,7 @@ def slots(room: Room, work: Programs, *, compiles: int, asked: Compile | None) -
     most = max(now, -(-2 * plan.phase.prompts_per_step // parts))
 
     def compile_at(count: int) -> float:
+        assert asked is not None
         return caches * count / now + max(asked("decode", count * parts).temporary,
                                           others * count / now)
     largest, how = searched(

@@ -51,14 +51,14 @@ def on_device(tree: types.Tree) -> int:
 
 def held(update_programs: update.Programs, rollout: rollout_programs.Programs) -> Held:
     """What the programs' arguments take, on each device."""
-    state, sums = update_programs.apply.arguments
+    state, sums = programs.given(update_programs.apply)
     weights, slots, *_ = programs.only(rollout.decode).arguments
-    reference = [scorer.arguments[0] for scorer in update_programs.reference.values()]
+    reference = [programs.given(scorer)[0] for scorer in update_programs.reference.values()]
     return Held(
         on_device(state.params), on_device(state.opt_state), on_device(sums[0]),
         on_device(reference[0]) if reference else 0, on_device(weights), on_device(slots.cache),
         on_device(slots.own),
-        on_device(rollout.parking.store.arguments[0]) if rollout.parking else 0)
+        on_device(programs.given(rollout.parking.store)[0]) if rollout.parking else 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,11 @@ MOST = 6  # that are shown
 def others(room: fit.Room, work: fit.Programs, shape: config.Mesh) -> list[dict[str, Any]]:
     """Meshes that hold a microbatch and a rollout of one slot a device, those with the most room
     first: their sizes, and bytes of a device at the peak of each. `shape` is the planned mesh."""
-    found = []
+    found: list[dict[str, Any]] = []
     for mesh in _of(shape, room.plan.spec):
         peak = _peaks(room, work["update"].saved, shape, mesh)
         if max(peak.values()) <= room.memory:
-            found.append({"mesh": dataclasses.asdict(mesh)} | peak)
+            found.append({"mesh": dataclasses.asdict(mesh), **peak})
     return sorted(found, key=lambda one: max(one["update"], one["rollout"]))[:MOST]
 
 

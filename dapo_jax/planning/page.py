@@ -70,9 +70,9 @@ def _memory(figures: Mapping[str, Any]) -> rich.table.Table:
                           "" if side == "update" else _gib(held[kind]), "shapes")
     for name, one in figures["programs"].items():
         here = _gib(one["temporary"])
-        side = ("", here) if name in ("weights", "prefill", "admit", "decode", "resize") else (
+        sides_of = ("", here) if name in ("weights", "prefill", "admit", "decode", "resize") else (
             here, "")
-        table.add_row(f"temporary: {PROGRAMS[name]}", *side, one["source"])
+        table.add_row(f"temporary: {PROGRAMS[name]}", *sides_of, one["source"])
     peaks = [figures[side]["peak"] for side in ("update", "rollout")]
     table.add_row("at the peak, one program at a time", *map(_gib, peaks),
                   f"of {_gib(figures['memory'])}, {_gib(figures['room'])} to be used")

@@ -164,7 +164,12 @@ def cut(spec: specs.ModelSpec, layers: int) -> specs.ModelSpec:
     return dataclasses.replace(spec, layers=layers, sliding=spec.sliding[:layers])
 
 
-def only(programs: Mapping[Any, Program]) -> Program:
+def given(made: Any) -> tuple[types.Tree, ...]:
+    """Shapes of the arguments of a program that `program` made."""
+    return made.arguments
+
+
+def only(programs: Mapping[Any, Any]) -> Program:
     """The one program of a mapping by shapes."""
     (one,) = programs.values()
     return one

@@ -24,7 +24,8 @@ class Bound:
     @property
     def limit(self) -> str:
         """The name of the resource that is the limit."""
-        return max(vars(self), key=lambda name: getattr(self, name))
+        seconds: dict[str, float] = vars(self)
+        return max(seconds, key=lambda name: seconds[name])
 
 
 def bound(
@@ -76,4 +77,4 @@ def sum_of(parts: Sequence[tuple[float, Bound]]) -> tuple[float, str]:
     by_limit: dict[str, float] = {}
     for times, one in parts:
         by_limit[one.limit] = by_limit.get(one.limit, 0.0) + times * one.seconds
-    return sum(by_limit.values()), max(by_limit, key=by_limit.get)
+    return sum(by_limit.values()), max(by_limit, key=lambda name: by_limit[name])

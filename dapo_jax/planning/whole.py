@@ -69,7 +69,7 @@ def step_time(plan: programs.Plan, chip: chips.Chip, shape: config.Mesh, work: f
     sizes, runs = dataclasses.asdict(shape), _runs(plan, part, length)
     bounds = {name: times.bound(chip, flops=one.flops, moved=one.bytes, sent=one.sent, mesh=sizes)
               for name, one in work.items()}
-    result = {"mean completion": length or plan.cfg.rollout.max_new_tokens,
+    result: dict[str, Any] = {"mean completion": length or plan.cfg.rollout.max_new_tokens,
               "samples": plan.phase.prompts_per_step * plan.phase.samples_per_prompt}
     for side in ("rollout", "update"):
         parts = {name: (runs[name], bounds[name]) for name in work

@@ -3,7 +3,8 @@ how often it runs; XLA's own analysis counts a loop's body once."""
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ class Work:
 
     flops: float
     bytes: float  # of operands and results of the products, the least they have to move
-    saved: tuple[jax.core.ShapedArray, ...] = ()  # what blocks hand to their backward passes
+    saved: tuple[Any, ...] = ()  # what blocks hand to their backward passes
 
 
 def counted(program: programs.Program, *, layers: int = 0, causal: bool = True) -> Work:
@@ -31,7 +32,7 @@ def counted(program: programs.Program, *, layers: int = 0, causal: bool = True) 
     return Work(flops, moved, _left_by_blocks(jaxpr.jaxpr, layers) or ())
 
 
-def _left_by_blocks(jaxpr: core.Jaxpr, layers: int) -> tuple[jax.core.ShapedArray, ...] | None:
+def _left_by_blocks(jaxpr: core.Jaxpr, layers: int) -> tuple[Any, ...] | None:
     """Results of the first scan of that length that are no carry; None where there is none."""
     for equation in jaxpr.eqns:
         params = equation.params
@@ -59,7 +60,7 @@ def _sum(jaxpr: core.Jaxpr, times: int, causal: bool) -> tuple[float, float]:
         else:
             parts = times_of(name, params)
             inner = [_sum(inside, repeats, causal) for inside, repeats in parts]
-            one = tuple(map(sum, zip(*inner))) if inner else (0.0, 0.0)
+            one = (sum(part[0] for part in inner), sum(part[1] for part in inner))
         flops, moved = flops + times * one[0], moved + times * one[1]
     return flops, moved
 
@@ -78,10 +79,15 @@ def times_of(name: str, params: dict) -> Iterator[tuple[core.Jaxpr, int]]:
             yield value, repeats
 
 
+def _shaped(variables: Sequence[Any]) -> list[Any]:
+    """Shape and type of each: those of arrays, though a variable's type does not say so."""
+    return [variable.aval for variable in variables]
+
+
 def _product(equation: core.JaxprEqn) -> tuple[float, float]:
-    left, right = (variable.aval for variable in equation.invars)
+    left, right = _shaped(equation.invars)
     (contracted, _), _ = equation.params["dimension_numbers"]
-    (out,) = (variable.aval for variable in equation.outvars)
+    (out,) = _shaped(equation.outvars)
     flops = 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
     return flops, float(sum(x.size * x.dtype.itemsize for x in (left, right, out)))
 
@@ -93,8 +99,8 @@ def _kernel(equation: core.JaxprEqn, causal: bool) -> tuple[float, float]:
 
     The kernels are those of models/attention.py; a window is not taken off.
     """
-    shapes = [variable.aval for variable in equation.invars if len(variable.aval.shape) >= 3
-              and jnp.issubdtype(variable.aval.dtype, jnp.floating)]
+    shapes = [one for one in _shaped(equation.invars)
+              if len(one.shape) >= 3 and jnp.issubdtype(one.dtype, jnp.floating)]
     query, keys = shapes[0].shape, shapes[1].shape
     products = {1: 4, 0: 2}[len(shapes) <= 3]
     seen = keys[-2] - query[-2] / 2 if causal else keys[-2]

@@ -6,13 +6,14 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.buffer import buffer
-from dapo_jax.dynamic_sampling import controller, gather
+from dapo_jax.dynamic_sampling import accounts, controller, gather
 from dapo_jax.envs import episode_rewards, faults, math_answers, rewards
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
@@ -76,7 +77,7 @@ class Collected:
     controller: types.ControllerState
     buffer: types.Samples
     batch: types.Samples
-    report: controller.Report
+    report: accounts.Report
     rounds: list[Round]
     seconds: dict[str, float]  # of the device at work, and of waiting for rewards
     use: engines.Use
@@ -141,20 +142,36 @@ def share_scored(source: Source, samples: types.Samples) -> Half:
     texts = [decode(source.tokenizer, samples, row) for row in range(len(samples))]
     mine = processes.share(len(samples))
     records = [source.table.records[prompt] for prompt in samples.prompt[mine]]
+    own: pools.Scores | config.ConfigError
     try:
-        own = pools.score(source.judge, texts[mine], records)
+        own = pools.score(_scorers(source), texts[mine], records)
     except config.ConfigError as error:  # the others must hear of it
         own = error
     return Half(samples, texts, own)
 
 
+def _scorers(source: Source) -> pools.Pool:
+    """The judge of completions of one turn."""
+    if isinstance(source.judge, episodes_talk.Scene):
+        raise TypeError("episodes get their rewards from their environment, not from a scorer")
+    return source.judge
+
+
+def asked(source: Source) -> controller.CollectSettings:
+    """What a step of training asks for; ValueError: the source is that of an evaluation."""
+    if source.size is None:
+        raise ValueError("nothing is collected from a source without `size`")
+    return source.size
+
+
 def scored(source: Source, half: Half, *, step: int, what: str) -> Round:
     """Samples with the rewards that all processes found; `what` names the meeting."""
     samples, texts = half.samples, half.texts
-    found = processes.gather(half.own, what=what, seconds=source.late_seconds)
-    for one in found:
+    found: list[pools.Scores] = []
+    for one in processes.gather(half.own, what=what, seconds=source.late_seconds):
         if isinstance(one, config.ConfigError):
             raise one
+        found.append(one)
     scores = rewards.joined(found, processes.shares(len(samples)), len(samples))
     samples = rewards.filled(
         samples, texts, scores, weights=source.judge.weights, overlong=source.overlong,
@@ -183,16 +200,16 @@ def collect(
         return rounds[-1].samples
 
     state, carried, batch, report = controller.collect(
-        state, carried, step=step, sample=sample, size=source.size)
+        state, carried, step=step, sample=sample, size=asked(source))
     seconds = {name: sum(one.seconds[name] for one in rounds) for name in ("rollout", "reward")}
     return Collected(state, carried, batch, report, rounds, seconds,
                      _total([one.use for one in rounds]))
 
 
 def _total(uses: Sequence[engines.Use]) -> engines.Use:
-    return engines.Use(**{
-        field.name: sum((getattr(use, field.name) for use in uses), field.default)
-        for field in dataclasses.fields(engines.Use)})
+    none: dict[str, Any] = vars(engines.Use())
+    return engines.Use(**{name: sum((getattr(use, name) for use in uses), value)
+                          for name, value in none.items()})
 
 
 def metrics(collected: Collected, *, step: int) -> dict[str, float]:
@@ -210,7 +227,7 @@ def metrics(collected: Collected, *, step: int) -> dict[str, float]:
     if rounds:
         values |= _text_metrics(rounds) | _part_metrics(rounds)
         if rounds[0].played:
-            values |= episodes_log.metrics([one.played for one in rounds])
+            values |= episodes_log.metrics([one.played for one in rounds if one.played])
             values |= {"time/idle_share": collected.use.idle / max(collected.seconds["rollout"],
                                                                    1e-9),
                        "turns/parked": collected.use.parked + collected.use.parked_host,
@@ -251,7 +268,7 @@ def rows(
 ) -> list[dict]:
     """The step's rollouts for DIR/samples; `kept` holds the accepted groups (None: not known),
     `limit` the most rows (0: all)."""
-    result = []
+    result: list[dict] = []
     for number, one in enumerate(rounds, start=1):
         for row in range(len(one.samples)):
             if limit and len(result) >= limit:

@@ -98,6 +98,13 @@ class Hall:
         return bool((self.seats != seating.NOBODY).any())
 
 
+def parking(engine: Engine) -> programs.Parking:
+    """The programs for contexts that wait; ValueError: compiled for samples of one turn."""
+    if engine.programs.parking is None:
+        raise ValueError("compile the engine with `room` for samples of several turns")
+    return engine.programs.parking
+
+
 def compile_engine(
     spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
     buckets: Sequence[int], max_context: int = 0, share: int = 0, chunk: int = 32,

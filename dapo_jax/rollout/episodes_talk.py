@@ -160,6 +160,7 @@ def _start(desk: Desk, key: Key) -> None:
 
 
 def _step(desk: Desk, live: Live) -> None:
+    assert live.state is not None, "a step follows the answer to a start"
     ticket = _ticket(desk, live)
     desk.calls[ticket] = live
     episode_pool.step(desk.scene.pool, ticket, state=live.state, text=live.text)
@@ -242,7 +243,7 @@ def _take(desk: Desk, answer: episode_pool.Answer) -> None:
     elif answer.ticket[-1] < 0:
         _step(desk, live)
     else:
-        _answer(desk, live)
+        _answer(desk, live, live.turn)
 
 
 def _check_told(live: Live) -> None:
@@ -256,14 +257,14 @@ def _check_told(live: Live) -> None:
 # ---------------------------------------------------------------------------------------- outcomes
 
 
-def _answer(desk: Desk, live: Live) -> None:
+def _answer(desk: Desk, live: Live, turn: turns.Ended) -> None:
     """What the sampler is told after a turn that the environment took."""
-    scene, episode, length = desk.scene, live.episode, live.turn.length
+    scene, episode, length = desk.scene, live.episode, turn.length
     if episode.done or len(episode.turns) >= scene.turns:
         _close(desk, live, DONE if episode.done else TURNS)
         return
     try:
-        tokens = scene.encode(episode.turns[-1].reply, int(live.turn.tokens[-1]))
+        tokens = scene.encode(episode.turns[-1].reply, int(turn.tokens[-1]))
         if not len(tokens):
             raise ValueError("the reply has no tokens, but the episode goes on")
     except ValueError as error:
@@ -281,6 +282,7 @@ def _answer(desk: Desk, live: Live) -> None:
 
 
 def _close(desk: Desk, live: Live, end: str) -> None:
+    assert live.turn is not None, "an episode is closed at a turn"
     live.end = end
     _put(desk, live, turns.Reply(*live.key, np.zeros(0, np.int32), over=True,
                                  budget=live.turn.length, valid=end != FAILED))

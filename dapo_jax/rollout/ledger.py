@@ -20,6 +20,22 @@ class Ledger:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def first(self) -> np.ndarray:
+        """i32[n] number of each group's first sample in its visit."""
+        return _given(self.plan.first)
+
+    @property
+    def budget(self) -> np.ndarray:
+        """i32[n] new tokens allowed to each sample of a group."""
+        return _given(self.plan.budget)
+
+
+def _given(column: np.ndarray | None) -> np.ndarray:
+    if column is None:
+        raise ValueError("a plan of the ledger has both budget and first")
+    return column
+
 
 def new(width: int) -> Ledger:
     """Nothing asked; samples are `width` tokens wide."""
@@ -36,7 +52,7 @@ def add(ledger: Ledger, plan: types.Plan, *, step: int) -> Ledger:
              for name, column in vars(ledger.samples).items()}
     asked = types.Samples(**blank | {
         "group": plan.group[group], "prompt": plan.prompt[group], "visit": plan.visit[group],
-        "sample": (plan.first[group] + np.arange(count) - start[group]).astype(np.int32),
+        "sample": (_given(plan.first)[group] + np.arange(count) - start[group]).astype(np.int32),
         "born": np.full(count, step, np.int32)})
     assert asked.tokens.shape == (count, width)
     join = lambda old, more: np.concatenate([old, more])  # noqa: E731
@@ -67,7 +83,7 @@ def fill(
     column, slot, row = np.nonzero(chunk.sample[:steps] >= 0)
     at = column, slot, row
     group, position, token = seats[slot], chunk.position[at], chunk.token[at]
-    place = ledger.start[group] + chunk.sample[at] - ledger.plan.first[group]
+    place = ledger.start[group] + chunk.sample[at] - ledger.first[group]
     samples = ledger.samples
     samples.tokens[place, position] = token
     samples.logprobs[place, position] = chunk.logprob[at]
@@ -84,7 +100,7 @@ def write(
     """`fill` where a sample is over with its first stop token or at its budget. Returns the places
     of the groups that are complete with it, ascending."""
     drawn = fill(ledger, chunk, seats, stop_ids=stop_ids)
-    over = drawn.stopped | (drawn.position + 1 >= ledger.plan.budget[drawn.group])
+    over = drawn.stopped | (drawn.position + 1 >= ledger.budget[drawn.group])
     return complete(ledger, drawn.group[over])
 
 

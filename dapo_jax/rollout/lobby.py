@@ -88,7 +88,7 @@ def add(lobby: Lobby, ledger: ledgers.Ledger, *, first_budget: int) -> Lobby:
 
 def budgets(ledger: ledgers.Ledger, first_budget: int) -> np.ndarray:
     """i32[groups]: tokens of the first turn of each group's samples."""
-    return np.minimum(ledger.plan.budget, first_budget).astype(np.int32)
+    return np.minimum(ledger.budget, first_budget).astype(np.int32)
 
 
 def ended(
@@ -111,10 +111,10 @@ def _ended(ledger: ledgers.Ledger, lobby: Lobby, row: int) -> turns.Ended:
     samples, length = ledger.samples, int(ledger.samples.length[row])
     of_turn = slice(int(lobby.begun[row]), length)
     return turns.Ended(
-        *(int(getattr(samples, name)[row]) for name in ("group", "sample", "prompt", "visit")),
-        turn=int(lobby.turn[row]), tokens=samples.tokens[row, of_turn].copy(),
-        logprobs=samples.logprobs[row, of_turn].copy(), length=length,
-        stopped=bool(samples.stopped[row]))
+        int(samples.group[row]), int(samples.sample[row]), int(samples.prompt[row]),
+        int(samples.visit[row]), turn=int(lobby.turn[row]),
+        tokens=samples.tokens[row, of_turn].copy(), logprobs=samples.logprobs[row, of_turn].copy(),
+        length=length, stopped=bool(samples.stopped[row]))
 
 
 def keep(lobby: Lobby, one: Leaving, *, part: int) -> Context:
@@ -147,7 +147,7 @@ def answer(ledger: ledgers.Ledger, lobby: Lobby, reply: turns.Reply) -> int | No
         leave(lobby, row)
         return place
     begun, end = int(samples.length[row]), int(samples.length[row]) + len(reply.tokens)
-    limit = min(reply.budget, int(ledger.plan.budget[place]))
+    limit = min(reply.budget, int(ledger.budget[place]))
     if not len(reply.tokens) or end >= limit:
         raise ValueError(
             f"group {reply.group}, sample {reply.sample}: a reply of {len(reply.tokens)} tokens "
@@ -164,7 +164,7 @@ def answer(ledger: ledgers.Ledger, lobby: Lobby, reply: turns.Reply) -> int | No
 def _row(ledger: ledgers.Ledger, lobby: Lobby, reply: turns.Reply) -> int:
     place = lobby.places.get(reply.group)
     row = None if place is None else int(
-        ledger.start[place] + reply.sample - ledger.plan.first[place])
+        ledger.start[place] + reply.sample - ledger.first[place])
     if row not in lobby.contexts or row in lobby.ready:
         raise ValueError(f"group {reply.group}, sample {reply.sample}: a reply, but no turn of it "
                          "waits for one")

@@ -7,6 +7,9 @@ gathered place by place. Numbers of tokens and places are the host's, which keep
 is as in decode.py.
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -102,16 +105,18 @@ def seat(
                ) -> tuple[jax.Array, ...]:
         return tuple(write(x, lines[layer], axis) for layer, x in enumerate(old))
 
-    new = {name: getattr(resumed, name) for name in ("prompt", "visit", "budget", "turn")} | {
+    new: dict[str, jax.Array] = {
+        name: getattr(resumed, name) for name in ("prompt", "visit", "budget", "turn")} | {
         name: getattr(resumed, name)[:, None] for name in ("token", "sample", "position")} | {
         "left": jnp.zeros_like(resumed.slot), "live": jnp.ones((len(resumed.slot), 1), bool)}
-    return types.Slots(**vars(slots) | {name: put(getattr(slots, name), value)
-                                        for name, value in new.items()} | {
-        "cache": types.PromptCache(layers(cached, slots.cache.keys, context.keys, KEYS),
-                                   layers(cached, slots.cache.values, context.values, VALUES),
-                                   put(slots.cache.length, resumed.length)),
-        "own": types.SampleCache(layers(own, slots.own.keys, context.keys, KEYS),
-                                 layers(own, slots.own.values, context.values, VALUES))})
+    moved: dict[str, Any] = {name: put(getattr(slots, name), value) for name, value in new.items()}
+    return dataclasses.replace(
+        slots, **moved,
+        cache=types.PromptCache(layers(cached, slots.cache.keys, context.keys, KEYS),
+                                layers(cached, slots.cache.values, context.values, VALUES),
+                                put(slots.cache.length, resumed.length)),
+        own=types.SampleCache(layers(own, slots.own.keys, context.keys, KEYS),
+                              layers(own, slots.own.values, context.values, VALUES)))
 
 
 def _taken(pool: types.Parked, entry: jax.Array, parts: int) -> types.Parked:

@@ -27,7 +27,7 @@ def park(
         places, group = [place for place, _ in batch], [one for _, one in batch]
         columns = ([one.slot % wide for one in group], [one.column for one in group],
                    [one.count for one in group])
-        contexts = engine.programs.parking.lines[size](
+        contexts = engines.parking(engine).lines[size](
             slots, *_put(engine, tuple(_column(engine, places, one) for one in columns)))
         kept = [lobbies.keep(lobby, one, part=one.slot // wide) for one in group]
         pool = _stored(engine, pool, contexts, places, [one.entry for one in kept])
@@ -64,12 +64,12 @@ def _passage(engine: engines.Engine, place: int) -> int:
     """The entry, after those that are kept, through which a context comes back that is not on the
     device: one for each place of a batch."""
     each = engine.programs.admitted // engine.parts
-    return engine.programs.parking.room.device // engine.parts + place % each
+    return engines.parking(engine).room.device // engine.parts + place % each
 
 
 def _entries(engine: engines.Engine) -> int:
     """All entries of a part of the pool; a number beyond them is nowhere."""
-    return (engine.programs.parking.room.device + engine.programs.admitted) // engine.parts
+    return (engines.parking(engine).room.device + engine.programs.admitted) // engine.parts
 
 
 def _stored(
@@ -80,7 +80,7 @@ def _stored(
     where = [nowhere if entry == lobbies.NOWHERE else entry for entry in entries]
     if all(entry == nowhere for entry in where):
         return pool
-    return engine.programs.parking.store(
+    return engines.parking(engine).store(
         pool, _put(engine, _column(engine, places, where, idle=nowhere)), contexts)
 
 
@@ -117,7 +117,7 @@ def resume(
         pool = _loaded(engine, pool, batch, entries)
         entry = _put(engine, _column(engine, places, entries, idle=_entries(engine)))
         pool = _extended(engine, params, pool, entry, batch)
-        slots = engine.programs.parking.seat[size](
+        slots = engines.parking(engine).seat[size](
             slots, pool, _put(engine, _resumed(engine, batch, entries, wide=wide)))
         rerun = sum(one.missing for one in group if not one.context.keys)
         use = dataclasses.replace(
@@ -139,7 +139,7 @@ def _loaded(
                                              x.dtype), held[0][1])
     for place, context, _ in held:
         arrays.keys[:, place], arrays.values[:, place] = context.keys, context.values
-    contexts = mesh_lib.put(arrays, engine.programs.parking.place)
+    contexts = mesh_lib.put(arrays, engines.parking(engine).place)
     return _stored(engine, pool, contexts, [place for place, *_ in held],
                    [entry for *_, entry in held])
 
@@ -149,7 +149,7 @@ def _extended(
     batch: Sequence[tuple[int, lobbies.Going]],
 ) -> types.Parked:
     """The pool with all keys but those of last tokens, a piece of the ladder at a time."""
-    ladder = engine.programs.parking.extend
+    ladder = engines.parking(engine).extend
     done = {place: one.context.keys for place, one in batch}
     while (longest := max(len(one.tokens) - 1 - done[place] for place, one in batch)) > 0:
         width = next((size for size in ladder if size >= longest), max(ladder))
@@ -169,7 +169,7 @@ def _resumed(
     wide: int,
 ) -> types.Resumed:
     places, group = [place for place, _ in batch], [one for _, one in batch]
-    columns = {
+    columns: dict[str, Sequence[int]] = {
         "entry": entries, "length": [one.prompt_length for one in group],
         "position": [len(one.tokens) - one.prompt_length for one in group],
         "token": [one.tokens[-1] for one in group],

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dapo_jax import types
 from dapo_jax.models import transformer
@@ -59,9 +60,9 @@ class Programs:
 
 
 def compile_programs(
-    spec: ModelSpec, sampling: draw.Sampling, mesh: Mesh, *, rows: int, slots: Sequence[int],
-    buckets: Sequence[int], chunk: int, gather: bool, room: Room | None = None,
-    build: mesh_lib.Build = mesh_lib.compiled,
+    spec: ModelSpec, sampling: draw.Sampling, mesh: mesh_lib.AnyMesh, *, rows: int,
+    slots: Sequence[int], buckets: Sequence[int], chunk: int, gather: bool,
+    room: Room | None = None, build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
     """Compile every shape that a run can ask for; see engine.compile_engine. `build` makes a
     program of a jitted function, the mesh and shapes of the arguments."""
@@ -70,7 +71,7 @@ def compile_programs(
     params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
     params = mesh_lib.structs(params, mesh_lib.param_shardings(mesh, spec))
     root = mesh_lib.structs(jax.eval_shape(lambda: jax.random.key(0)), whole)
-    shape = {"rows": rows, "width": buckets[-1], "new": sampling.max_new_tokens}
+    shape: dict[str, Any] = {"rows": rows, "width": buckets[-1], "new": sampling.max_new_tokens}
     if room is not None:
         shape |= {"new": sampling.max_new_tokens + chunk, "turns": True}
     state = {count: _state(spec, mesh, slots=count, **shape) for count in slots}
@@ -109,7 +110,7 @@ def compile_programs(
 
 
 def _parking(
-    spec: ModelSpec, mesh: Mesh, made: Callable, params: types.Tree,
+    spec: ModelSpec, mesh: mesh_lib.AnyMesh, made: Callable, params: types.Tree,
     state: Mapping[int, types.Slots], *, admitted: int, room: Room, length: int,
     ring: int,
 ) -> Parking:
@@ -138,7 +139,7 @@ def _parking(
         room=room, ring=ring, place=place)
 
 
-def weight_places(spec: ModelSpec, mesh: Mesh, *, gather: bool) -> types.Tree:
+def weight_places(spec: ModelSpec, mesh: mesh_lib.AnyMesh, *, gather: bool) -> types.Tree:
     """Where the weights of decode lie: as the parameters, or whole over fsdp, so that no token
     waits for them."""
     def place(sharding: NamedSharding, skip: int = 0) -> NamedSharding:
@@ -157,8 +158,8 @@ def refill(slots: int, parts: int) -> int:
 
 
 def _made(
-    mesh: Mesh, build: mesh_lib.Build, function: Callable, *arguments: types.Tree, out: types.Tree,
-    donate: int | None = None,
+    mesh: mesh_lib.AnyMesh, build: mesh_lib.Build, function: Callable, *arguments: types.Tree,
+    out: types.Tree, donate: int | None = None,
 ) -> Callable:
     return build(jax.jit(function, donate_argnums=() if donate is None else donate,
                          out_shardings=out), mesh, *arguments)
@@ -180,7 +181,7 @@ def _prompts(count: int, width: int, split: NamedSharding) -> types.Prompts:
 
 
 def _prefilled(
-    spec: ModelSpec, mesh: Mesh, count: int, width: int
+    spec: ModelSpec, mesh: mesh_lib.AnyMesh, count: int, width: int
 ) -> tuple[jax.ShapeDtypeStruct, types.PromptCache]:
     """What a prefill hands on: hidden states and a cache, split as the slots are."""
     params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
@@ -194,12 +195,12 @@ def _prefilled(
         mesh_lib.structs(cache.length, split))
 
 
-def _heads(spec: ModelSpec, mesh: Mesh) -> str | None:
+def _heads(spec: ModelSpec, mesh: mesh_lib.AnyMesh) -> str | None:
     """The mesh axis that splits kv heads, where it can."""
     return "tensor" if spec.kv_heads % mesh.shape["tensor"] == 0 else None
 
 
-def _state(spec: ModelSpec, mesh: Mesh, **shape: int) -> types.Slots:
+def _state(spec: ModelSpec, mesh: mesh_lib.AnyMesh, **shape: Any) -> types.Slots:
     """Shapes of the state and where it lies: slots are split, and kv heads."""
     shapes = jax.eval_shape(functools.partial(decode.empty, spec, **shape))
 
@@ -209,9 +210,9 @@ def _state(spec: ModelSpec, mesh: Mesh, **shape: int) -> types.Slots:
     split = {name: place(value, *SPLIT) for name, value in vars(shapes).items()
              if name not in ("cache", "own", "clock")}
     heads, cache = _heads(spec, mesh), shapes.cache
-    prompts = (place(tree, *SPLIT, heads) for tree in (cache.keys, cache.values))
+    keys, values = (place(tree, *SPLIT, heads) for tree in (cache.keys, cache.values))
     return types.Slots(
-        cache=types.PromptCache(*prompts, place(cache.length, *SPLIT)),
+        cache=types.PromptCache(keys, values, place(cache.length, *SPLIT)),
         own=place(shapes.own, *SPLIT, None, heads), clock=place(shapes.clock), **split)
 
 
@@ -243,10 +244,11 @@ def _write(
     prompts: types.Prompts, row: int, slot: int, piece: seating.Piece, plan: types.Plan,
     table: types.PromptTable,
 ) -> None:
-    prompt, group = plan.prompt[piece.group], piece.group
+    prompt, group, budget = plan.prompt[piece.group], piece.group, plan.budget
+    assert budget is not None, "the ledger gives every group a budget"
     tokens = table.tokens[prompt]
     prompts.tokens[row, :len(tokens)] = tokens
     for name, value in {"length": len(tokens), "slot": slot, "prompt": prompt,
                         "visit": plan.visit[group], "sample": piece.first, "count": piece.count,
-                        "budget": plan.budget[group]}.items():
+                        "budget": budget[group]}.items():
         getattr(prompts, name)[row] = value

@@ -38,7 +38,7 @@ def collect(
     each within the time limits of the scoring pool; so the step ends in bounded time whatever the
     reward function does.
     """
-    begun, size = time.perf_counter(), source.size
+    begun, size = time.perf_counter(), collecting.asked(source)
     flow = stream.begin(state, carried, step=step, size=size)
     desk = _Desk(flow, step, rounds, collections.deque())
     with _scorer(source) as score:
@@ -70,13 +70,14 @@ def _feed(desk: _Desk, boundary: engines.Boundary, source: collecting.Source,
         boundary.number, np.unique(boundary.finished.group), idle=not len(boundary.in_flight),
         room=stream.room(boundary.free, boundary.waiting, source.engine.slots[-1]))
     _count(desk, beat, source)
-    desk.flow, plan = stream.admit(desk.flow, beat, size=source.size)
+    desk.flow, plan = stream.admit(desk.flow, beat, size=collecting.asked(source))
     return plan
 
 
 def _count(desk: _Desk, beat: stream.Beat, source: collecting.Source) -> None:
     """Take in the rewards that are due, waiting for those that are late."""
-    desk.flow, groups = stream.due(desk.flow, beat, size=source.size)
+    size = collecting.asked(source)
+    desk.flow, groups = stream.due(desk.flow, beat, size=size)
     left, begun = set(groups.tolist()), time.perf_counter()
     while left:
         half = desk.jobs.popleft().result()
@@ -84,7 +85,7 @@ def _count(desk: _Desk, beat: stream.Beat, source: collecting.Source) -> None:
                                 what=f"rewards of step {desk.step}")
         desk.rounds.append(one)
         mine = np.unique(one.samples.group)
-        desk.flow = stream.observe(desk.flow, one.samples, groups=mine, size=source.size)
+        desk.flow = stream.observe(desk.flow, one.samples, groups=mine, size=size)
         left -= set(mine.tolist())
     desk.waited += time.perf_counter() - begun
 

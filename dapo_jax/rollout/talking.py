@@ -71,12 +71,12 @@ def serve(
     feed is told, also on how fast replies come. ValueError for a reply that cannot be, RuntimeError
     if none comes within `talk.patience` while there is nothing else to do.
     """
-    room = engine.programs.parking.room
+    room = engines.parking(engine).room
     params = engine.move(params) if engine.move else params
     setting = Setting(engine, params, engine.programs.weights(params), table, root, step, talk)
     state = State(ledgers.new(engine.sampling.max_new_tokens), engines.empty_hall(),
                   lobbies.new(room.device, room.host, parts=engine.parts),
-                  engine.programs.parking.empty(),
+                  engines.parking(engine).empty(),
                   use=engines.Use(weights_bytes=engine.weights_bytes))
     finished = np.zeros(0, np.int32)
     for number in itertools.count():
@@ -121,7 +121,7 @@ def _filled(setting: Setting, state: State) -> State:
     """Free slots taken: by samples that go on, then by first turns."""
     engine, lobby = setting.engine, state.lobby
     hall = engines.sized(engine, state.hall, len(state.hall.waiting) + len(lobby.ready))
-    if not len(hall.seats):
+    if hall.slots is None or not len(hall.seats):
         return dataclasses.replace(state, hall=hall)
     chosen = lobbies.going(state.ledger, lobby, hall.seats, setting.table)
     slots, pool, use = parking.resume(engine, setting.params, hall.slots, state.pool,
@@ -158,8 +158,9 @@ def _handed_over(talk: turns.Talk, state: State) -> State:
 def _parked(setting: Setting, state: State, chunk: types.Chunk) -> State:
     """What the chunk drew, in the ledger; and the turns that ended, parked."""
     engine, hall, ledger = setting.engine, state.hall, state.ledger
+    assert hall.slots is not None, "a chunk was drawn in slots"
     drawn = ledgers.fill(ledger, chunk, hall.seats, stop_ids=engine.sampling.stop_ids)
-    ring = engine.programs.parking.ring
+    ring = engines.parking(engine).ring
     leaving, ended = lobbies.ended(ledger, state.lobby, drawn, clock=state.clock, ring=ring,
                                    table=setting.table)
     pool, use = parking.park(engine, hall.slots, state.lobby, state.pool, size=len(hall.seats),

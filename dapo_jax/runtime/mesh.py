@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dapo_jax import config, types
 from dapo_jax.models import lora, transformer
 from dapo_jax.models.spec import ModelSpec
 
+AnyMesh = Mesh | AbstractMesh  # of devices, or of their numbers alone
 AXES = ("data", "fsdp", "tensor")
 # Logical axis of a parameter -> mesh axis; anything else is not split.
 RULES = {"embed": "fsdp", "heads": "tensor", "ff": "tensor", "vocab": "tensor"}
@@ -46,39 +48,39 @@ def resplit(mesh: Mesh, sizes: Sequence[int]) -> Mesh:
     return Mesh(mesh.devices.reshape(*sizes), AXES)
 
 
-def batch_parts(mesh: Mesh) -> int:
+def batch_parts(mesh: AnyMesh) -> int:
     """Number of pieces the slots of a batch are split into."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh) -> NamedSharding:
     """Slots, the first axis, over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: AnyMesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def param_shardings(mesh: Mesh, spec: ModelSpec) -> types.Tree:
+def param_shardings(mesh: AnyMesh, spec: ModelSpec) -> types.Tree:
     """A sharding for every parameter; an axis that its mesh axis does not divide stays whole."""
     shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
     return tree_shardings(mesh, shapes, transformer.logical_axes(spec))
 
 
-def tree_shardings(mesh: Mesh, shapes: types.Tree, names: types.Tree) -> types.Tree:
+def tree_shardings(mesh: AnyMesh, shapes: types.Tree, names: types.Tree) -> types.Tree:
     """A sharding for every leaf of `shapes` from its axes' logical names, such as an adapter's."""
     return jax.tree.map(lambda leaf, axes: _param_sharding(mesh, leaf.shape, axes), shapes, names)
 
 
-def model_structs(mesh: Mesh, spec: ModelSpec) -> types.Tree:
+def model_structs(mesh: AnyMesh, spec: ModelSpec) -> types.Tree:
     """Shapes and shardings of the model's parameters."""
     shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
     return structs(shapes, param_shardings(mesh, spec))
 
 
-def trained_structs(mesh: Mesh, spec: ModelSpec, adapter: config.Lora) -> types.Tree:
+def trained_structs(mesh: AnyMesh, spec: ModelSpec, adapter: config.Lora) -> types.Tree:
     """Shapes and shardings of what an update changes: the adapter or, of rank 0, all parameters."""
     if not adapter.rank:
         return model_structs(mesh, spec)
@@ -86,14 +88,14 @@ def trained_structs(mesh: Mesh, spec: ModelSpec, adapter: config.Lora) -> types.
     return structs(shapes, tree_shardings(mesh, shapes, lora.logical_axes(spec, adapter)))
 
 
-def _param_sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:
+def _param_sharding(mesh: AnyMesh, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:
     parts = (RULES.get(axis) for axis in axes)
     return NamedSharding(mesh, PartitionSpec(*(
         part if part and size % mesh.shape[part] == 0 else None
         for size, part in zip(shape, parts, strict=True))))
 
 
-def like_params(mesh: Mesh, params_shardings: types.Tree, tree: types.Tree) -> types.Tree:
+def like_params(mesh: AnyMesh, params_shardings: types.Tree, tree: types.Tree) -> types.Tree:
     """Shardings for a tree of shapes that holds copies of the parameters, such as an optimizer's
     state: a leaf whose path ends in a parameter's path, and whose shape such a split fits, is split
     as that parameter is; others, such as sums over its rows, are whole on every device."""
@@ -155,7 +157,7 @@ def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
         tree, shardings)
 
 
-Build = Callable[..., Callable]  # like `compiled`
+Build = Callable[..., Any]  # like `compiled`
 
 
 def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: types.Tree
@@ -166,7 +168,7 @@ def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: types.Tree
         return function.lower(*arguments).compile()
 
 
-def check_divides(mesh: Mesh, numbers: tuple[int, ...], name: str) -> None:
+def check_divides(mesh: AnyMesh, numbers: tuple[int, ...], name: str) -> None:
     """Refuse numbers of slots that the mesh cannot split evenly."""
     parts = batch_parts(mesh)
     bad = [number for number in numbers if number % parts]

@@ -9,6 +9,7 @@ import matplotlib.axes
 import matplotlib.colors
 import matplotlib.figure
 import matplotlib.lines
+import matplotlib.rcsetup
 import matplotlib.ticker
 import numpy as np
 
@@ -22,7 +23,7 @@ STYLE: dict[Any, Any] = {
          "axes.grid.axis": "y", "grid.color": "#e4e4e4", "axes.axisbelow": True,
          "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
          "legend.frameon": False, "legend.fontsize": 8, "axes.prop_cycle":
-         matplotlib.cycler(color=COLOURS)}
+         matplotlib.rcsetup.cycler(color=COLOURS)}
 
 
 def draw(panel: panels.Panel, runs: Mapping[str, panels.Lines]) -> bytes | None:
@@ -62,7 +63,7 @@ def _overlay(axes: matplotlib.axes.Axes, panel: panels.Panel,
     """One run: a colour per metric. Several: a colour per run, a line style per metric."""
     labels = list(dict.fromkeys(label for series in found.values() for label in series))
     many = len(found) > 1
-    key = {}
+    key: dict[str, dict[str, Any]] = {}
     for place, (name, series) in enumerate(found.items()):
         for label, (steps, values) in series.items():
             number = labels.index(label)
@@ -85,7 +86,7 @@ def _overlay(axes: matplotlib.axes.Axes, panel: panels.Panel,
 
 def _line(axes: matplotlib.axes.Axes, steps: np.ndarray, values: np.ndarray, **look: Any) -> None:
     if len(values) <= SMOOTH_ABOVE:
-        small = {"marker": "o", "markersize": 3} if len(values) <= 30 else {}
+        small: dict[str, Any] = {"marker": "o", "markersize": 3} if len(values) <= 30 else {}
         axes.plot(steps, values, linewidth=1.4, **small, **look)
         return
     width = len(values) // 40
@@ -123,7 +124,9 @@ def _map(axes: matplotlib.axes.Axes, panel: panels.Panel,
     parts = np.array([values for _, values in series.values()])
     total = parts.sum(axis=0)
     parts = np.where(total > 0, parts / np.maximum(total, 1e-12), np.nan)
-    edges = np.linspace(*panel.limits, len(parts) + 1)
+    low, high = panel.limits
+    assert low is not None and high is not None, "a map has both limits"
+    edges = np.linspace(low, high, len(parts) + 1)
     middles = (steps[1:] + steps[:-1]) / 2
     columns = np.concatenate([[steps[0] - 0.5], middles, [steps[-1] + 0.5]])
     drawn = axes.pcolormesh(columns, edges, parts, cmap="Blues", norm=matplotlib.colors.PowerNorm(

@@ -5,7 +5,6 @@ only one of them knows (the rewards it scored, a signal it received) and, every 
 what must be the same.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -30,7 +29,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 Value = TypeVar("Value")
 
 LEAST = 1 << 10  # bytes of the smallest exchange
-_waited: dict[str, float] = collections.defaultdict(float)  # seconds; see `waited`
+_waited = {"meetings": 0.0}  # seconds; see `waited`
 MANUAL, ALONE = "manual", "none"
 
 

@@ -17,7 +17,8 @@ from dapo_jax.runtime.run_files import Run, number
 POINTS = 1500  # of a curve; where there are more steps, several are averaged to one
 # Fields in which runs of one setting may differ, besides the seed: journal.FREE, as a list of
 # sections and fields of the flat configuration.
-APART = ("seed", "checkpoint.", "log.", "processes.", "scoring.workers", "_")
+APART = ("seed", "checkpoint.", "log.", "processes.", "scoring.workers", "environment.workers",
+         "_")
 SEPARATORS = "0123456789/\\_-,= "
 NAME_LIMIT = 60  # characters of a setting's name
 

@@ -112,7 +112,7 @@ def _replay(workdir: pathlib.Path, size: int, times: Times | None,
         return dataclasses.replace(made, title=f"G = {size}, {place}")
 
     return Replay(groups, len(found.steps), float(np.mean(np.concatenate(found.informative))),
-                  times and section(costs(times, size), "costs of this machine"),
+                  section(costs(times, size), "costs of this machine") if times else None,
                   section(SOURCE_COSTS, "costs of the source"))
 
 

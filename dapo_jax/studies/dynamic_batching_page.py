@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.figure
 import numpy as np
@@ -109,7 +109,7 @@ def _of_live(found: findings.Findings) -> list[str]:
     rows = []
     for arm, runs in live.items():
         def mean(figure: Callable[[learning.Curve], float], digits: int = 1,
-                 runs: dict = runs) -> str:
+                 runs: Mapping[int, learning.Curve] = runs) -> str:
             return verdicts.text(learning.over_seeds(runs, figure), digits)
         equal = [learning.accuracy_at(one, common[seed]) for seed, one in runs.items()]
         rows.append((
@@ -126,7 +126,7 @@ def _of_live(found: findings.Findings) -> list[str]:
     return pages.table(heads, rows)
 
 
-def _reached(runs: dict[int, learning.Curve], wanted: float, clock: str) -> str:
+def _reached(runs: Mapping[int, learning.Curve], wanted: float, clock: str) -> str:
     value = learning.over_seeds(runs, claims.reaching(wanted, clock))
     found = verdicts.text(value)
     return found if np.isfinite(value.mean) else learning.reached(runs, wanted)

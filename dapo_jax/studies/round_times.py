@@ -81,9 +81,10 @@ def fit_times(rows: Sequence[Mapping[str, float]], clock: str = "seconds") -> Fi
              for size in sizes]
     middle, line = np.array([np.median(cell) for cell in cells]), np.array(
         [first + slope * count * each for count, each in sizes])
-    return Fitted(*(comparison.Interval(float(value), float(value - reach), float(value + reach))
-                    for value, reach in zip((first, slope), half, strict=True)),
-                  _explained(seconds, rest), _explained(middle, middle - line), deviation)
+    ends = [comparison.Interval(float(value), float(value - reach), float(value + reach))
+            for value, reach in zip((first, slope), half, strict=True)]
+    return Fitted(ends[0], ends[1], _explained(seconds, rest), _explained(middle, middle - line),
+                  deviation)
 
 
 def _explained(values: np.ndarray, rest: np.ndarray) -> float:
