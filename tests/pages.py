@@ -55,9 +55,11 @@ class Block:
     @property
     def commands(self):
         """Words of each command of a bash block."""
+        if self.language != "bash":
+            return []
         text = self.text.replace("\\\n", " ")
         words = [shlex.split(line, comments=True) for line in text.splitlines()]
-        return [line for line in words if line] if self.language == "bash" else []
+        return [line for line in words if line]
 
 
 def blocks(path):

@@ -77,6 +77,8 @@ def understood(words):
     name, arguments = pages.entry(words)
     if name == "envs":  # its words are no flags
         return main_of(name)(arguments or ["--help"]) == command_line.DONE
+    if name == "replay_episodes":  # so are these: files of a run
+        return all(word.endswith(".jsonl") for word in arguments)
     if name == "sweep":
         arguments = [word for word in arguments if not word.startswith(("--parallel", "--table",
                                                                         "--dry-run", "--index"))]
