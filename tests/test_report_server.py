@@ -154,7 +154,9 @@ def test_the_command_listens_on_loopback_until_it_is_interrupted(workdir):
     process = subprocess.Popen(
         [sys.executable, "-m", "dapo_jax.report", str(workdir), "--serve", "--port=0"], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)})
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        # Tests that run in a shell's background inherit that it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         address = process.stdout.readline().split()[0].rstrip("/")
         assert address.startswith("http://127.0.0.1:") and call(f"{address}/")[0] == 200
