@@ -230,3 +230,19 @@ def test_a_look_takes_quick_answers_until_none_comes(monkeypatch):
     desk = episodes_talk.Desk(scene(None), 0, {}, {})
     assert episodes_talk.talk(desk).replies(0.0) == [] and not answers
     assert len(looks) == 9 and max(looks) <= episodes_talk.NEXT
+
+
+def test_while_the_device_draws_workers_get_one_call_after_the_other(faulty):
+    """No reply is asked for meanwhile, as in a chunk that takes long."""
+    zero = np.zeros(1, np.int32)
+    desk = episodes_talk.begin(
+        scene(faulty), types.Plan(zero, zero, zero, np.array([12], np.int32)), step=0,
+        table=types.PromptTable((np.array([1]),), (RECORD,), ()), limits=np.array([WIDTH]), ahead=2)
+    talk = episodes_talk.talk(desk)
+    talk.ended([turns.Ended(0, sample, 0, 0, 0, np.array(TOKENIZER.encode("a\n"), np.int32),
+                            np.zeros(2, np.float32), 2, True) for sample in range(12)])
+    limit = time.monotonic() + 10.0
+    while len(desk.out) < 12 and time.monotonic() < limit:
+        talk.attend(turns.BEAT)
+    assert len(desk.out) == 12 == talk.waiting()
+    assert len(talk.replies(0.0)) == 12

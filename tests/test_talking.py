@@ -262,3 +262,13 @@ def test_replies_that_never_come_are_an_error_and_no_hang(engine, params, root):
         sample(engine, params, root, turns.steady(talk, 1))
     with pytest.raises(RuntimeError, match="still have 0 turns"):
         sample(engine, params, root, dataclasses.replace(talk, waiting=lambda: 0, patience=60.0))
+
+
+def test_environments_are_attended_to_until_the_device_has_drawn(engine, params, root, monkeypatch):
+    """Three looks at each chunk here, whatever it took."""
+    looks, attended = [], []
+    monkeypatch.setattr(mesh_lib, "ready", lambda chunk: looks.append(1) or len(looks) % 4 == 0)
+    talk = dataclasses.replace(scripts.talk(SCRIPT), attend=attended.append)
+    served = sample(engine, params, root, talk)
+    assert len(attended) == 3 * len(looks) // 4 and set(attended) == {turns.BEAT}
+    assert served.use.chunks * 4 == len(looks)

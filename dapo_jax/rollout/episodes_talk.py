@@ -119,7 +119,8 @@ def talk(desk: Desk) -> turns.Talk:
     longest = max((one.limit for one in desk.live.values()), default=1)
     made = turns.Talk(
         ended=lambda ends: _ended(desk, ends), replies=lambda seconds: _replies(desk, seconds),
-        waiting=lambda: desk.waiting, first_budget=min(scene.turn_tokens or longest, longest))
+        waiting=lambda: desk.waiting, first_budget=min(scene.turn_tokens or longest, longest),
+        attend=lambda seconds: _attend(desk, seconds))
     return turns.steady(made, scene.lag) if scene.lag else made
 
 
@@ -205,16 +206,29 @@ def _replies(desk: Desk, seconds: float) -> list[turns.Reply]:
             return found
 
 
+def _attend(desk: Desk, seconds: float) -> None:
+    """Give workers their next calls as they answer. A chunk of a large model takes seconds, and an
+    episode's own limit of time goes on meanwhile."""
+    limit = time.monotonic() + seconds
+    while (left := limit - time.monotonic()) > 0:
+        if not _taken(desk, left) and not episode_pool.unanswered(desk.scene.pool):
+            time.sleep(max(0.0, limit - time.monotonic()))
+
+
+def _taken(desk: Desk, seconds: float) -> bool:
+    """Take what the pool answers, waiting up to so many seconds for a first answer."""
+    found = episode_pool.poll(desk.scene.pool, seconds=seconds)
+    for answer in found:
+        _take(desk, answer)
+    return bool(found)
+
+
 def _look(desk: Desk, seconds: float) -> None:
-    """Take what the pool answers, waiting up to so many seconds for a first answer; end the wait
-    of what is late."""
+    """Take answers, waiting up to so many seconds for a first one; end the wait of what is late."""
     quick = time.monotonic() + QUICK
-    found = episode_pool.poll(desk.scene.pool, seconds=NEXT if desk.out else max(seconds, NEXT))
-    while found:
-        for answer in found:
-            _take(desk, answer)
-        more = time.monotonic() < quick and episode_pool.unanswered(desk.scene.pool)
-        found = episode_pool.poll(desk.scene.pool, seconds=NEXT) if more else []
+    more = _taken(desk, NEXT if desk.out else max(seconds, NEXT))
+    while more and time.monotonic() < quick and episode_pool.unanswered(desk.scene.pool):
+        more = _taken(desk, NEXT)
     now = time.monotonic()
     while desk.late and desk.late[0][0] <= now:
         _, ticket = heapq.heappop(desk.late)

@@ -144,6 +144,8 @@ def _drawn(setting: Setting, state: State) -> tuple[State, types.Chunk]:
     hall, (chunk, _) = engines.launch(setting.engine, setting.weights, state.hall, setting.root,
                                       waiting=bool(state.hall.waiting or state.lobby.ready))
     state = _handed_over(setting.talk, dataclasses.replace(state, hall=hall))
+    while not mesh_lib.ready(chunk):  # bounded by the chunk's steps
+        setting.talk.attend(turns.BEAT)
     chunk = mesh_lib.fetch(chunk)
     use = engines.counted(setting.engine, state.use, chunk, len(hall.seats))
     return dataclasses.replace(state, use=use), chunk

@@ -14,6 +14,7 @@ import numpy as np
 
 OUTSIDE = -1  # of `turn_numbers`: not sampled
 LOOK = 1.0  # seconds at most of one wait for replies
+BEAT = 0.01  # seconds of a look at the environments while the device draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Talk:
     waiting: Callable[[], int]  # turns handed over whose reply has not been taken
     first_budget: int  # tokens of first turns
     patience: float = 3600.0  # seconds without any reply, and nothing to draw: an error
+    attend: Callable[[float], None] = time.sleep  # keep the environments at work for so many
+    # seconds; what they answer waits for the next look
 
 
 def steady(talk: Talk, lag: int) -> Talk:

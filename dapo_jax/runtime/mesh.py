@@ -147,6 +147,11 @@ def fetch(tree: types.Tree) -> types.Tree:
     return jax.device_get(tree)
 
 
+def ready(tree: types.Tree) -> bool:
+    """Whether `fetch` would have nothing to wait for."""
+    return all(leaf.is_ready() for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+
+
 def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
     """Shapes with shardings, for compiling ahead of the data."""
     if isinstance(shardings, NamedSharding):
