@@ -155,6 +155,40 @@ def test_truncated_array_files_are_passed_over_with_a_message(tmp_path, caplog, 
     checkpoint.close(manager)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_checkpoint_that_lacks_one_shard_is_passed_over_with_why(tmp_path, caplog):
+    """Small values lie in tables of several files; a shard of more than 1 KiB in one of its own."""
+    wide = run_state(2, width=4096)
+    saved(tmp_path, wide, run_state(4, width=4096)).close()
+    found = (tmp_path / "checkpoints" / "4" / "arrays").rglob("d/*")
+    largest = max(found, key=lambda path: path.stat().st_size)
+    assert largest.stat().st_size > 40_000
+    largest.unlink()
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    assert_same_bits(checkpoint.restore(manager, abstract(wide)), wide)
+    told = caplog.text.splitlines()[-2]
+    assert "checkpoint 4 cannot be read, trying an older one: process 0: " in told
+    assert "train.params.block." in told and len(told) < 1000
+    checkpoint.close(manager)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_parameters_that_cannot_be_read_are_an_error_that_names_the_checkpoint(tmp_path):
+    state = run_state(4, width=4096)
+    saved(tmp_path, state).close()
+    for path in (tmp_path / "checkpoints" / "4" / "arrays").rglob("d/*"):
+        if path.stat().st_size > 40_000:
+            path.unlink()
+    like = abstract(state).train.params
+    with pytest.raises(config.ConfigError, match="checkpoint 4 cannot be read: .*train.params"):
+        tree_store.params_of_run(tmp_path, like)
+    tree_store.save(tmp_path / "reference", state.train.params)
+    for path in (tmp_path / "reference").rglob("d/*"):
+        path.unlink()
+    with pytest.raises(config.ConfigError, match="reference cannot be read: .*put a copy of it"):
+        tree_store.restore(tmp_path / "reference", like)
+
+
 def scored(workdir, *pairs, keep=1):
     """Checkpoints of these (step, score), each in a process of its own, as it were."""
     for step, score in pairs:

@@ -156,8 +156,8 @@ def _attempt(manager: ocp.CheckpointManager, like: types.RunState, step: int
         return _read(manager, like, step), ""
     except config.ConfigError:
         raise
-    except (ValueError, KeyError, FileNotFoundError) as error:
-        return None, f"process {jax.process_index()}: {error}"
+    except Exception as error:
+        return None, f"process {jax.process_index()}: {files.fault(error)}"
 
 
 def _read(manager: ocp.CheckpointManager, like: types.RunState, step: int) -> types.RunState:

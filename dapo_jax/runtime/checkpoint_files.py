@@ -58,6 +58,16 @@ def complete(path: Any) -> bool:
     return path.name.isdigit() and bool(committed) and tree > 0
 
 
+def fault(error: Exception) -> str:
+    """Why a checkpoint's files cannot be read; an error that is no fault of theirs is raised.
+
+    Of a shard, Orbax raises a plain Exception with pages about the store; its cause says why.
+    """
+    if type(error) is Exception or isinstance(error, ValueError | KeyError | FileNotFoundError):
+        return str(error.__cause__ or error)
+    raise error
+
+
 def set_aside(manager: ocp.CheckpointManager, found: list[int]) -> None:
     """Rename the checkpoints of these steps to incomplete_*."""
     if not found:

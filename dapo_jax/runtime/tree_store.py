@@ -25,7 +25,8 @@ def restore(path: str | os.PathLike, like: types.Tree) -> types.Tree:
     if not path.is_dir():
         raise config.ConfigError(f"{path} is missing, without which the run cannot go on; put it "
                                  "back, or choose another work directory")
-    with ocp.StandardCheckpointer() as checkpointer:
+    remedy = "put a copy of it back, or choose another work directory"
+    with (_read(f"{path} cannot be read", remedy), ocp.StandardCheckpointer() as checkpointer):
         return checkpointer.restore(path, like)
 
 
@@ -79,9 +80,22 @@ def _opened(workdir: str | os.PathLike, wanted: int
         if step is None or not checkpoint_files.complete(manager.directory / str(step)):
             raise nothing
         checkpoint_files.check_format(manager.directory / str(step))
-        yield manager, step
+        with _read(f"{manager.directory}: checkpoint {step} cannot be read",
+                   "choose another (--checkpoint=STEP), or remove it"):
+            yield manager, step
     finally:
         checkpoint.close(manager)
+
+
+@contextlib.contextmanager
+def _read(fault: str, remedy: str) -> Iterator[None]:
+    """Say which files cannot be read, why, and what to do."""
+    try:
+        yield
+    except config.ConfigError:
+        raise
+    except Exception as error:
+        raise config.ConfigError(f"{fault}: {checkpoint_files.fault(error)}; {remedy}") from error
 
 
 def _named(like: types.Tree) -> dict[str, jax.ShapeDtypeStruct]:
