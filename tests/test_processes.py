@@ -162,3 +162,12 @@ def test_a_digest_tells_values_shapes_and_types_apart():
               np.array([0, 0, 0, 1], np.int32)]
     assert len({processes.digests({"a": array})["a"] for array in arrays}) == 4
     assert processes.digests({"a": arrays[0]}) == processes.digests({"a": arrays[0][::1].copy()})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_log_on_a_full_disk_does_not_hide_why_a_run_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "process_0000.log").symlink_to("/dev/full")
+    with pytest.raises(config.ConfigError, match="the cause"), processes.logged(tmp_path):
+        raise config.ConfigError("the cause")

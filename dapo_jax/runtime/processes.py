@@ -126,7 +126,8 @@ def logged(workdir: str | os.PathLike) -> Iterator[None]:
         raise
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # a full disk: it must not hide the error that ends the run
+            handler.close()
 
 
 def share(size: int) -> slice:
