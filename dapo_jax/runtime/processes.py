@@ -126,7 +126,7 @@ def logged(workdir: str | os.PathLike) -> Iterator[None]:
         raise
     finally:
         logging.getLogger().removeHandler(handler)
-        with contextlib.suppress(OSError):  # a full disk: it must not hide the error that ends the run
+        with contextlib.suppress(OSError):  # full disk; must not hide the run's error
             handler.close()
 
 
