@@ -237,13 +237,12 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
         base=phase_run.base)
     kept, selected, values = replay.learned_from(
         batch.state.replay, batch.samples, phase.intake, step=step, states=states)
-    work = learner.prepare(
-        selected.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
-        table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,
-        discount=run.parts.cfg.environment.discount,
-        max_length=phase.max_length)
-    padding = packing.padding([batch for one in work for batch in one.batches
-                               if isinstance(batch, types.TrainBatch)])
+    prepared = functools.partial(
+        learner.prepare, selected.samples, algorithm=phase.algorithm, step=step,
+        updates=phase.cfg.updates_per_step, table=run.parts.train_table, chosen=selected.chosen,
+        discount=run.parts.cfg.environment.discount, max_length=phase.max_length)
+    work = prepared(shape=phase.pack)
+    padding = packing.padding([place for one in work for place in one.places])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,
                           reference=phase_run.reference, base=phase_run.base)
@@ -252,7 +251,9 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     fetched = mesh_lib.fetch(device_values)
     values |= types.results(fetched)
     seconds = time.perf_counter() - packed
-    journals.write_failed(run.journal, fetched, work, step=step)
+    journals.write_failed(
+        run.journal, fetched, step=step, work=lambda: work if phase.pack.own is None else prepared(
+            shape=dataclasses.replace(phase.pack, own=None)))
     tokens = epochs * sum(one.tokens for one in work)
     values |= {"policy/updates": len(fetched), "time/pack": packed - begun, "time/update": seconds,
                "update/padding": padding, "tokens_per_second/update": tokens / seconds}

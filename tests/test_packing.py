@@ -138,6 +138,27 @@ def test_packed_rows_hold_every_loss_token_with_all_it_depends_on(case, tokens):
             assert set(after[after >= 0]) <= set(ends)
 
 
+def places(samples, shape):
+    return packing.places(samples.group, samples.prompt, samples.length, prompts=table(),
+                          shape=shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), packed=strategies.booleans())
+def test_padding_is_the_share_of_positions_without_content(case, packed):
+    samples, _, shape = case
+    samples = dataclasses.replace(samples, prompt=samples.group % 3)
+    shape = PACKED if packed else shape
+    held = positions = 0
+    for batch in pack(samples, shape=shape):
+        for slot in range(len(batch.tokens)):
+            used = batch.weights[slot] > 0
+            held += batch.prompt_length[slot] * used.any() + used.sum()
+            positions += batch.prompt_tokens[slot].size + used.size
+    got = packing.padding(places(samples, shape))
+    assert got == pytest.approx(1 - held / positions) if positions else np.isnan(got)
+
+
 def test_packing_leaves_less_padding_and_a_microbatch_fewer_tokens_than_its_budget():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 192)
@@ -145,7 +166,7 @@ def test_packing_leaves_less_padding_and_a_microbatch_fewer_tokens_than_its_budg
     spread = packing.PackShape(slots=2, rows=8, prompt_buckets=(4,), completion_buckets=(6,))
     tight = packing.PackShape(slots=1, rows=8, prompt_buckets=(20,), completion_buckets=(20,),
                               packed=True)
-    plain, packed = (pack(samples, shape=shape) for shape in (spread, tight))
+    plain, packed = (places(samples, shape) for shape in (spread, tight))
     total = lengths.sum()
     held = total + 4 * sum(len(table().tokens[g]) for g in range(6))
     assert packing.padding(plain) == pytest.approx(1 - held / (24 * (4 + 8 * 6)))

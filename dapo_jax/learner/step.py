@@ -11,6 +11,7 @@ from dapo_jax.learner import (
     algorithms,
     credit,
     packing,
+    rows,
     stacks,
     update,
     weights,
@@ -24,6 +25,7 @@ class Work:
 
     batches: Sequence[stacks.Batches]  # stacks only where they are `scored`
     tokens: int  # of its completions, also of those masked out of the loss
+    places: Sequence[rows.Place] = ()  # of the samples in the microbatches, all processes' slots
 
 
 def prepare(
@@ -41,20 +43,30 @@ def prepare(
     mask = packing.overlong_mask(samples, algorithm.mask_overlong)
     scheme = weights.WEIGHTS.get(algorithm.weights, weights.token)
     work = []
-    for number, rows in enumerate(packing.split_updates(samples, updates)):
-        weight = scheme(mask[rows], samples.group[rows], max_length=max_length)
-        # Only the first update's parameters are those that sampled.
-        fresh = ((samples.born[rows] == step) & (number == 0)
-                 & (algorithm.samples == "rollout"))
-        batches = packing.pack(samples.take(rows), prompts=table, advantages=advantage[rows],
-                               weights=weight, fresh=fresh, shape=shape)
+    for number, part in enumerate(packing.split_updates(samples, updates)):
+        group = samples.group[part]
+        weight = scheme(mask[part], group, max_length=max_length)
+        places = packing.places(group, samples.prompt[part], packing.content(weight),
+                                prompts=table, shape=shape)
         if algorithm.weights in weights.PACKED:
-            packed = weights.PACKED[algorithm.weights]([batch.weights for batch in batches])
-            batches = [dataclasses.replace(batch, weights=weight)
-                       for batch, weight in zip(batches, packed, strict=True)]
+            weight = _of_microbatches(algorithm.weights, weight, places)
+        # Only the first update's parameters are those that sampled.
+        fresh = (samples.born == step) & (number == 0) & (algorithm.samples == "rollout")
+        batches = packing.filled(places, samples, part, prompts=table, advantages=advantage,
+                                 weights=weight, fresh=fresh, shape=shape)
         if batches:
-            work.append(Work(batches, int(samples.length[rows].sum())))
+            work.append(Work(batches, int(samples.length[part].sum()), places))
     return work
+
+
+def _of_microbatches(scheme: str, weight: np.ndarray, places: Sequence[rows.Place]) -> np.ndarray:
+    """Weights [n, L] by a scheme of weights.PACKED."""
+    standing = [place.layout.sample for place in places]
+    result = np.zeros_like(weight)
+    for samples, found in zip(standing, weights.PACKED[scheme](
+            [weight[samples] for samples in standing]), strict=True):
+        result[samples] = found
+    return result
 
 
 def _advantages(

@@ -6,7 +6,7 @@ is true on the loss tokens of *all* samples of one update, and returns f32[n, L]
 mask. Numerator and denominator see the same mask; with nothing left in it all weights are 0.
 
 Schemes in PACKED depend on how the samples were packed, which no right scheme does: they take and
-return the weights of an update's microbatches.
+return the weights of the samples in each of an update's microbatches.
 """
 
 from collections.abc import Sequence
