@@ -44,6 +44,11 @@ def pack(samples, *, weight=None, shape=SHAPE, prompts=None):
                         fresh=np.arange(n) % 2 == 0)
 
 
+def learned(samples, mask_overlong):
+    """The loss mask of those that are learned from."""
+    return samples.loss_mask & packing.learned(samples, mask_overlong)[:, None]
+
+
 def facts(prompt, tokens, logprobs, advantages, weight, fresh, at):
     """What makes one token's loss: everything it attends to, and its own numbers."""
     return (tuple(prompt.tolist()), tuple(tokens[:at + 1].tolist()), float(logprobs[at]),
@@ -254,21 +259,21 @@ def test_a_pad_id_that_is_also_the_stop_id_is_trained_and_kept():  # B44
     tokens = np.array([[5, 7, 2, 2, 2], [5, 7, 9, 4, 6], [2, 2, 2, 2, 2]], np.int32)
     samples = dataclasses.replace(samples, tokens=tokens, stopped=np.array([True, False, True]))
     prompts = dataclasses.replace(table(), tokens=(np.array([2, 8, 2], np.int32),))
-    mask = packing.overlong_mask(samples, False)
+    mask = learned(samples, False)
     assert mask.astype(int).tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
     (batch,) = pack(samples, prompts=prompts,
                     weight=weights.token(mask, samples.group, max_length=5))
     assert batch.prompt_length[0] == 3 and batch.prompt_tokens[0, :3].tolist() == [2, 8, 2]
     np.testing.assert_array_equal(batch.weights[0, :, :5] > 0, mask)
-    assert packing.overlong_mask(samples, True).sum(axis=1).tolist() == [3, 0, 1]
+    assert learned(samples, True).sum(axis=1).tolist() == [3, 0, 1]
 
 
-def test_overlong_mask_always_drops_invalid_samples():  # B28
+def test_invalid_samples_are_never_learned_from():  # B28
     samples = dataclasses.replace(make([2, 6, 1], [0, 0, 1]),
                                   stopped=np.array([True, False, True]),
                                   valid=np.array([True, True, False]))
-    assert packing.overlong_mask(samples, False).sum(axis=1).tolist() == [2, 6, 0]
-    kept = packing.overlong_mask(samples, True)
+    assert learned(samples, False).sum(axis=1).tolist() == [2, 6, 0]
+    kept = learned(samples, True)
     assert kept.sum(axis=1).tolist() == [2, 0, 0] and samples.length[:2].sum() == 8
     assert weights.token(kept, samples.group, max_length=6).sum() == 1
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from dapo_jax import config, types
 from dapo_jax.learner import filling, rows
+from dapo_jax.learner import weights as weighting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +93,14 @@ def filled(found: Sequence[rows.Place], samples: types.Samples, chosen: np.ndarr
            fresh: np.ndarray, shape: PackShape) -> list[types.TrainBatch]:
     """The microbatches of these places, which number the rows `chosen` i[m] of the samples.
 
-    `advantages` f32[n] or f32[n, T] and `fresh` bool[n] are of all samples, `weights` f32[m, T] of
-    the chosen. Slots that are not `shape.own` are as idle ones: other processes fill them, and what
-    stands there is not copied.
+    `advantages` f32[n] or f32[n, T] and `fresh` bool[n] are of all samples; `weights` are of the
+    chosen, f32[m, T] or, of their loss tokens, f32[m]. Slots that are not `shape.own` are as idle
+    ones: other processes fill them, and what stands there is not copied.
     """
     found, held = _own(found, shape)
     some, weights = samples.take(chosen[held]), _taken(weights, held)
+    if weights.ndim == 1:
+        weights = weighting.spread(some.loss_mask, weights)
     wide = (_wide(column[chosen[held]], weights) for column in (
         advantages, fresh.astype(np.float32)))
     columns = (some.tokens, some.logprobs, next(wide), weights, next(wide))
@@ -235,15 +238,14 @@ def from_demonstrations(prompts: types.PromptTable, ids: np.ndarray, *, width: i
         born=np.full(len(rows), step, np.int32))
 
 
-def overlong_mask(samples: types.Samples, mask_overlong: bool) -> np.ndarray:
-    """The loss mask bool[n, T] without invalid samples and, if asked, without truncated ones."""
-    kept = samples.valid & samples.stopped if mask_overlong else samples.valid
-    return samples.loss_mask & kept[:, None]
+def learned(samples: types.Samples, mask_overlong: bool) -> np.ndarray:
+    """Which samples are in the loss, bool[n]: valid ones and, if asked, none that is truncated."""
+    return samples.valid & samples.stopped if mask_overlong else samples.valid
 
 
 def content(weights: np.ndarray) -> np.ndarray:
-    """Tokens i[n] of each row up to its last weight above 0."""
-    used = weights > 0
+    """Tokens i[n] of each row up to its last weight above 0, or the last that a mask holds."""
+    used = weights if weights.dtype == bool else weights > 0
     last = weights.shape[1] - np.argmax(used[:, ::-1], axis=1)
     return np.where(used.any(axis=1), last, 0)
 
