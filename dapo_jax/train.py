@@ -38,7 +38,7 @@ from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.learner import features, packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
-from dapo_jax.runtime import checkpoint, metrics, processes, profiling
+from dapo_jax.runtime import checkpoint, checkpoint_files, metrics, processes, profiling
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
@@ -144,6 +144,7 @@ def _over(phase: setup_phases.Phase, state: types.RunState) -> bool:
 def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types.RunState:
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
+    checkpoint_files.compile_slices(state.train)
     since = _agree(run, state)  # a signal may have come while this phase compiled
     begun, compiled, waited = time.perf_counter(), metrics.compile_count(), processes.waited()
     while not (run.agreed or _over(phase, state)):
