@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -126,13 +126,17 @@ def write_evaluation(journal: Journal, outcome: evaluate.Outcome, *, step: int) 
 
 
 def write_failed(
-    journal: Journal, fetched: Sequence[types.Metrics], work: Sequence[learner.Work], *, step: int
+    journal: Journal, fetched: Sequence[types.Metrics], *, step: int,
+    work: Callable[[], Sequence[learner.Work]],
 ) -> None:
-    """The microbatches of updates that were skipped."""
-    for number, found in enumerate(fetched):
-        if cast(types.Sum, found["policy/skipped"]).value and journal.writer:
+    """The microbatches of updates that were skipped; `work` packs those of all processes."""
+    skipped = [number for number, found in enumerate(fetched)
+               if cast(types.Sum, found["policy/skipped"]).value]
+    if skipped and journal.writer:
+        whole = work()
+        for number in skipped:
             with _explained(journal.workdir):
                 path = failed_updates.write(
-                    journal.workdir, work[number % len(work)].batches, step=step, number=number)
+                    journal.workdir, whole[number % len(whole)].batches, step=step, number=number)
             LOG.warning("step %d: update %d is not finite and was skipped; its microbatches are in "
                         "%s", step, number + 1, path)

@@ -112,7 +112,8 @@ def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: mesh_li
         prompts, completions, rows = (phase.packed_prompts,), completions[-1:], phase.packed_rows
     shape = packing.PackShape(
         phase.microbatch_slots, rows, prompts, completions, tokens=phase.microbatch_tokens,
-        parts=mesh_lib.batch_parts(mesh), packed=bool(phase.packed_prompts))
+        parts=mesh_lib.batch_parts(mesh), packed=bool(phase.packed_prompts),
+        own=mesh_lib.own_parts(mesh))
     try:
         slots = packing.slots_of(shape, prompts[-1], completions[-1])
     except config.ConfigError as error:

@@ -38,7 +38,7 @@ from dapo_jax.dynamic_sampling import controller, history, order
 from dapo_jax.learner import features, packing
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect, streaming
-from dapo_jax.runtime import checkpoint, metrics, processes, profiling
+from dapo_jax.runtime import checkpoint, checkpoint_files, metrics, processes, profiling
 from dapo_jax.runtime import mesh as mesh_lib
 
 LOG = logging.getLogger(__name__)
@@ -144,6 +144,7 @@ def _over(phase: setup_phases.Phase, state: types.RunState) -> bool:
 def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types.RunState:
     """The phase's remaining steps, fewer if a signal comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
+    checkpoint_files.compile_slices(state.train)
     since = _agree(run, state)  # a signal may have come while this phase compiled
     begun, compiled, waited = time.perf_counter(), metrics.compile_count(), processes.waited()
     while not (run.agreed or _over(phase, state)):
@@ -237,13 +238,12 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
         base=phase_run.base)
     kept, selected, values = replay.learned_from(
         batch.state.replay, batch.samples, phase.intake, step=step, states=states)
-    work = learner.prepare(
-        selected.samples, algorithm=phase.algorithm, updates=phase.cfg.updates_per_step, step=step,
-        table=run.parts.train_table, shape=phase.pack, chosen=selected.chosen,
-        discount=run.parts.cfg.environment.discount,
-        max_length=phase.max_length)
-    padding = packing.padding([batch for one in work for batch in one.batches
-                               if isinstance(batch, types.TrainBatch)])
+    prepared = functools.partial(
+        learner.prepare, selected.samples, algorithm=phase.algorithm, step=step,
+        updates=phase.cfg.updates_per_step, table=run.parts.train_table, chosen=selected.chosen,
+        discount=run.parts.cfg.environment.discount, max_length=phase.max_length)
+    work = prepared(shape=phase.pack)
+    padding = packing.padding([place for one in work for place in one.places])
     packed, epochs = time.perf_counter(), phase.cfg.epochs_per_batch
     work = learner.scored(phase_run.programs, batch.state.train.params, work,
                           reference=phase_run.reference, base=phase_run.base)
@@ -252,7 +252,9 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     fetched = mesh_lib.fetch(device_values)
     values |= types.results(fetched)
     seconds = time.perf_counter() - packed
-    journals.write_failed(run.journal, fetched, work, step=step)
+    journals.write_failed(
+        run.journal, fetched, step=step, work=lambda: work if phase.pack.own is None else prepared(
+            shape=dataclasses.replace(phase.pack, own=None)))
     tokens = epochs * sum(one.tokens for one in work)
     values |= {"policy/updates": len(fetched), "time/pack": packed - begun, "time/update": seconds,
                "update/padding": padding, "tokens_per_second/update": tokens / seconds}

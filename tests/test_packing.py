@@ -44,6 +44,11 @@ def pack(samples, *, weight=None, shape=SHAPE, prompts=None):
                         fresh=np.arange(n) % 2 == 0)
 
 
+def learned(samples, mask_overlong):
+    """The loss mask of those that are learned from."""
+    return samples.loss_mask & packing.learned(samples, mask_overlong)[:, None]
+
+
 def facts(prompt, tokens, logprobs, advantages, weight, fresh, at):
     """What makes one token's loss: everything it attends to, and its own numbers."""
     return (tuple(prompt.tolist()), tuple(tokens[:at + 1].tolist()), float(logprobs[at]),
@@ -138,6 +143,27 @@ def test_packed_rows_hold_every_loss_token_with_all_it_depends_on(case, tokens):
             assert set(after[after >= 0]) <= set(ends)
 
 
+def places(samples, shape):
+    return packing.places(samples.group, samples.prompt, samples.length, prompts=table(),
+                          shape=shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), packed=strategies.booleans())
+def test_padding_is_the_share_of_positions_without_content(case, packed):
+    samples, _, shape = case
+    samples = dataclasses.replace(samples, prompt=samples.group % 3)
+    shape = PACKED if packed else shape
+    held = positions = 0
+    for batch in pack(samples, shape=shape):
+        for slot in range(len(batch.tokens)):
+            used = batch.weights[slot] > 0
+            held += batch.prompt_length[slot] * used.any() + used.sum()
+            positions += batch.prompt_tokens[slot].size + used.size
+    got = packing.padding(places(samples, shape))
+    assert got == pytest.approx(1 - held / positions) if positions else np.isnan(got)
+
+
 def test_packing_leaves_less_padding_and_a_microbatch_fewer_tokens_than_its_budget():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 192)
@@ -145,7 +171,7 @@ def test_packing_leaves_less_padding_and_a_microbatch_fewer_tokens_than_its_budg
     spread = packing.PackShape(slots=2, rows=8, prompt_buckets=(4,), completion_buckets=(6,))
     tight = packing.PackShape(slots=1, rows=8, prompt_buckets=(20,), completion_buckets=(20,),
                               packed=True)
-    plain, packed = (pack(samples, shape=shape) for shape in (spread, tight))
+    plain, packed = (places(samples, shape) for shape in (spread, tight))
     total = lengths.sum()
     held = total + 4 * sum(len(table().tokens[g]) for g in range(6))
     assert packing.padding(plain) == pytest.approx(1 - held / (24 * (4 + 8 * 6)))
@@ -233,21 +259,21 @@ def test_a_pad_id_that_is_also_the_stop_id_is_trained_and_kept():  # B44
     tokens = np.array([[5, 7, 2, 2, 2], [5, 7, 9, 4, 6], [2, 2, 2, 2, 2]], np.int32)
     samples = dataclasses.replace(samples, tokens=tokens, stopped=np.array([True, False, True]))
     prompts = dataclasses.replace(table(), tokens=(np.array([2, 8, 2], np.int32),))
-    mask = packing.overlong_mask(samples, False)
+    mask = learned(samples, False)
     assert mask.astype(int).tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
     (batch,) = pack(samples, prompts=prompts,
                     weight=weights.token(mask, samples.group, max_length=5))
     assert batch.prompt_length[0] == 3 and batch.prompt_tokens[0, :3].tolist() == [2, 8, 2]
     np.testing.assert_array_equal(batch.weights[0, :, :5] > 0, mask)
-    assert packing.overlong_mask(samples, True).sum(axis=1).tolist() == [3, 0, 1]
+    assert learned(samples, True).sum(axis=1).tolist() == [3, 0, 1]
 
 
-def test_overlong_mask_always_drops_invalid_samples():  # B28
+def test_invalid_samples_are_never_learned_from():  # B28
     samples = dataclasses.replace(make([2, 6, 1], [0, 0, 1]),
                                   stopped=np.array([True, False, True]),
                                   valid=np.array([True, True, False]))
-    assert packing.overlong_mask(samples, False).sum(axis=1).tolist() == [2, 6, 0]
-    kept = packing.overlong_mask(samples, True)
+    assert learned(samples, False).sum(axis=1).tolist() == [2, 6, 0]
+    kept = learned(samples, True)
     assert kept.sum(axis=1).tolist() == [2, 0, 0] and samples.length[:2].sum() == 8
     assert weights.token(kept, samples.group, max_length=6).sum() == 1
 

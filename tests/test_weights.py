@@ -80,20 +80,23 @@ def test_weights_of_a_million_tokens_still_sum_to_one():
     assert table.sum(dtype=np.float64) == pytest.approx(1.0, rel=1e-6)
 
 
+def by_microbatch(mask, microbatch):
+    tokens = mask.sum(axis=1)
+    return weights.spread(mask, weights.shares(tokens, weights.microbatch_count(
+        tokens, np.array(microbatch))))
+
+
 def test_the_mean_of_microbatch_means_is_wrong_as_the_token_mean_is_not():
     """Losses of 2.0 on 100 tokens and 1.0 on 1000, a microbatch each."""
     mask = np.arange(1000) < np.array([[100], [1000]])
     per_token = mask * np.array([[2.0], [1.0]])
     right = weights.token(mask, np.arange(2), max_length=1000)
     assert (right * per_token).sum() == pytest.approx(1200 / 1100, rel=1e-5)
-    wrong = np.concatenate(weights.microbatch_token([right[:1], right[1:]]))
+    wrong = by_microbatch(mask, [0, 1])
     assert (wrong * per_token).sum() == pytest.approx(1.5, rel=1e-5)
-    together, = weights.microbatch_token([right])
-    np.testing.assert_array_equal(together, right)
+    np.testing.assert_array_equal(by_microbatch(mask, [0, 0]), right)
 
 
 def test_a_microbatch_without_loss_tokens_is_in_no_mean():
-    one, none = np.full((1, 4), 0.25, np.float32), np.zeros((1, 4), np.float32)
-    first, second = weights.microbatch_token([one, none])
-    np.testing.assert_array_equal(first, one)
-    assert (second == 0).all()
+    mask = np.array([[True] * 4, [False] * 4])
+    np.testing.assert_array_equal(by_microbatch(mask, [0, 1]), [[0.25] * 4, [0] * 4])

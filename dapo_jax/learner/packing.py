@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dapo_jax import config, types
-from dapo_jax.learner import rows
+from dapo_jax.learner import filling, rows
+from dapo_jax.learner import weights as weighting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,11 @@ class PackShape:
     parts: int = 1  # that slots are split into: what their number is a multiple of
     packed: bool = False
     stack: int = 1  # most microbatches that one call of a program runs; see stacked
+    own: tuple[int, ...] | None = None  # parts that this process's devices hold; None: all
 
 
 MOST_STACKED = 32  # of a run's updates
 STACK_TOKENS = 1 << 17  # of a stack at most: 3 MB
-Columns = tuple[np.ndarray, ...]  # a value a token [n, T], in the order of TrainBatch
 
 
 def shapes(shape: PackShape) -> list[tuple[int, int]]:
@@ -61,42 +62,91 @@ def stacked(shape: PackShape, prompt: int, completion: int) -> int:
     return max(1, min(shape.stack, STACK_TOKENS // tokens))
 
 
-def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.ndarray,
-         weights: np.ndarray, fresh: np.ndarray, shape: PackShape) -> list[types.TrainBatch]:
-    """Microbatches with numpy leaves that hold every token of weight above 0 exactly once.
+def places(group: np.ndarray, prompt: np.ndarray, content: np.ndarray, *,
+           prompts: types.PromptTable, shape: PackShape) -> list[rows.Place]:
+    """Where samples of `content` i[n] tokens stand: an entry a microbatch.
 
-    `advantages` f32[n] or f32[n, T], `weights` f32[n, T], `fresh` bool[n]. Rows without a weight
-    are left out, and tokens after a row's last weight do not count as content, since no earlier
-    token sees them; with no weight at all the list is empty. Slots of like length share a
+    `group` and `prompt` i32[n]; samples without content stand nowhere. Slots of like length share a
     microbatch, which takes the smallest buckets that hold it; packed ones have one shape. Raises
     ValueError where the largest do not.
     """
-    content = _content(weights)
-    columns = (samples.tokens, samples.logprobs, _wide(advantages, weights), weights,
-               _wide(fresh.astype(np.float32), weights))
-    build = _pack_rows if shape.packed else _pack_slots
-    return build(samples, columns, content, prompts=prompts, shape=shape)
+    build = _place_rows if shape.packed else _place_slots
+    return build(group, prompt, content, prompts=prompts, shape=shape)
 
 
-def _pack_slots(samples: types.Samples, columns: Columns, content: np.ndarray, *,
-                prompts: types.PromptTable, shape: PackShape) -> list[types.TrainBatch]:
-    slots = _slots(samples.group, np.flatnonzero(content), rows=shape.rows)
-    prompt_of = np.array([samples.prompt[slot[0]] for slot in slots], np.int32)
-    _check_prompts(samples, slots, prompts=prompts)
-    prompt_buckets = _buckets(np.array([len(prompts.tokens[p]) for p in prompt_of], np.int64),
-                              shape.prompt_buckets, what="prompt")
+def pack(samples: types.Samples, *, prompts: types.PromptTable, advantages: np.ndarray,
+         weights: np.ndarray, fresh: np.ndarray, shape: PackShape) -> list[types.TrainBatch]:
+    """Microbatches with numpy leaves that hold every token of weight above 0 exactly once; see
+    `filled` for the arguments, and for what there is of the slots that are not `shape.own`.
+
+    Rows without a weight are left out, and tokens after a row's last weight do not count as
+    content, since no earlier token sees them; with no weight at all the list is empty. Raises
+    ValueError as `places` does.
+    """
+    found = places(samples.group, samples.prompt, content(weights), prompts=prompts, shape=shape)
+    return filled(found, samples, np.arange(len(samples)), prompts=prompts, advantages=advantages,
+                  weights=weights, fresh=fresh, shape=shape)
+
+
+def filled(found: Sequence[rows.Place], samples: types.Samples, chosen: np.ndarray, *,
+           prompts: types.PromptTable, advantages: np.ndarray, weights: np.ndarray,
+           fresh: np.ndarray, shape: PackShape) -> list[types.TrainBatch]:
+    """The microbatches of these places, which number the rows `chosen` i[m] of the samples.
+
+    `advantages` f32[n] or f32[n, T] and `fresh` bool[n] are of all samples; `weights` are of the
+    chosen, f32[m, T] or, of their loss tokens, f32[m]. Slots that are not `shape.own` are as idle
+    ones: other processes fill them, and what stands there is not copied.
+    """
+    found, held = _own(found, shape)
+    some, weights = samples.take(chosen[held]), _taken(weights, held)
+    if weights.ndim == 1:
+        weights = weighting.spread(some.loss_mask, weights)
+    wide = (_wide(column[chosen[held]], weights) for column in (
+        advantages, fresh.astype(np.float32)))
+    columns = (some.tokens, some.logprobs, next(wide), weights, next(wide))
+    tokens = [prompts.tokens[one] for one in some.prompt]
+    fill = filling.packed if shape.packed else filling.slots
+    return [fill(place, columns, tokens) for place in found]
+
+
+def _own(found: Sequence[rows.Place], shape: PackShape) -> tuple[list[rows.Place], np.ndarray]:
+    """What stands in this process's slots, and the samples that do, ascending; there samples are
+    numbered among these."""
+    if shape.own is not None:
+        found = [_only(place, np.repeat(np.isin(np.arange(shape.parts), shape.own),
+                                        place.slots // shape.parts)) for place in found]
+    held = np.unique(np.concatenate([np.zeros(0, np.int64),
+                                     *(place.layout.sample for place in found)]))
+    return [dataclasses.replace(place, layout=dataclasses.replace(
+        place.layout, sample=np.searchsorted(held, place.layout.sample))) for place in found], held
+
+
+def _only(place: rows.Place, own: np.ndarray) -> rows.Place:
+    return dataclasses.replace(place, layout=place.layout.take(own[place.layout.slot]), own=own)
+
+
+def _taken(column: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Ascending rows of a column; all of them are the column itself."""
+    return column if len(chosen) == len(column) else column[chosen]
+
+
+def _place_slots(group: np.ndarray, prompt: np.ndarray, content: np.ndarray, *,
+                 prompts: types.PromptTable, shape: PackShape) -> list[rows.Place]:
+    slots = _slots(group, np.flatnonzero(content), rows=shape.rows)
+    _check_prompts(group, prompt, slots, prompts=prompts)
+    length = np.array([len(prompts.tokens[prompt[slot[0]]]) for slot in slots], np.int64)
+    prompt_buckets = _buckets(length, shape.prompt_buckets, what="prompt")
     completion_buckets = _buckets(np.array([content[slot].max() for slot in slots], np.int64),
                                   shape.completion_buckets, what="completion")
     order = np.lexsort((prompt_buckets, completion_buckets))  # stable: ties keep admission order
-    batches = []
+    found = []
     for chosen in _microbatches(order, prompt_buckets, completion_buckets, shape=shape):
         width, prompt_width = completion_buckets[chosen].max(), prompt_buckets[chosen].max()
-        count = slots_of(shape, prompt_width, width)
-        batches.append(types.TrainBatch(
-            *_prompts([prompts.tokens[p] for p in prompt_of[chosen]], slots=count,
-                      width=prompt_width),
-            *_rows([slots[i] for i in chosen], columns, size=(count, shape.rows, width))))
-    return batches
+        layout = rows.in_slots([slots[i] for i in chosen], content)
+        found.append(rows.Place(
+            layout, slots_of(shape, prompt_width, width), shape.rows, int(prompt_width), int(width),
+            held=int(length[chosen].sum() + layout.tokens.sum())))
+    return found
 
 
 def _microbatches(order: np.ndarray, prompt_buckets: np.ndarray, completion_buckets: np.ndarray, *,
@@ -114,65 +164,33 @@ def _microbatches(order: np.ndarray, prompt_buckets: np.ndarray, completion_buck
         order = order[count:]
 
 
-def _pack_rows(samples: types.Samples, columns: Columns, content: np.ndarray, *,
-               prompts: types.PromptTable, shape: PackShape) -> list[types.TrainBatch]:
+def _place_rows(group: np.ndarray, prompt: np.ndarray, content: np.ndarray, *,
+                prompts: types.PromptTable, shape: PackShape) -> list[rows.Place]:
     kept = np.flatnonzero(content)
-    _check_prompts(samples, _slots(samples.group, kept, rows=len(samples)), prompts=prompts)
-    length = np.array([len(prompts.tokens[p]) for p in samples.prompt], np.int64)
+    _check_prompts(group, prompt, _slots(group, kept, rows=len(group)), prompts=prompts)
+    length = np.array([len(prompts.tokens[p]) for p in prompt], np.int64)
     prompt_width, width = shape.prompt_buckets[-1], shape.completion_buckets[-1]
     _buckets(length[kept], (prompt_width,), what="prompt")
     _buckets(content, (width,), what="completion")
-    layout = rows.place(samples.group, content, length, rows=shape.rows, width=width,
+    layout = rows.place(group, content, length, rows=shape.rows, width=width,
                         prompt_width=prompt_width)
     count = slots_of(shape, prompt_width, width)
-    batches = []
+    found = []
     for start in range(0, int(layout.slot.max(initial=-1)) + 1, count):
-        here = (layout.slot >= start) & (layout.slot < start + count)
-        part = rows.Layout(*(getattr(layout, field.name)[here]
-                             for field in dataclasses.fields(layout)))
+        part = layout.take((layout.slot >= start) & (layout.slot < start + count))
         part = dataclasses.replace(part, slot=part.slot - start)
-        batches.append(_packed(part, samples, columns, content, prompts=prompts,
-                               size=(count, shape.rows, width, prompt_width)))
-    return batches
+        copies = np.unique([part.slot, part.segment], axis=1, return_index=True)[1]
+        found.append(rows.Place(
+            part, count, shape.rows, prompt_width, width,
+            held=int(length[part.sample[copies]].sum() + part.tokens.sum())))
+    return found
 
 
-def _packed(layout: rows.Layout, samples: types.Samples, columns: Columns, content: np.ndarray, *,
-            prompts: types.PromptTable, size: tuple[int, int, int, int]) -> types.TrainBatch:
-    slots, row_count, width, prompt_width = size
-    tokens = np.zeros((slots, prompt_width), np.int32)
-    segment = np.full((slots, prompt_width), -1, np.int32)
-    used, number = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
-    after = np.full((slots, row_count, width), -1, np.int32)
-    targets: list[types.Leaf] = [np.zeros(after.shape, column.dtype) for column in columns]
-    ends: dict[tuple, int] = {}  # (slot, group, copy) -> place of its prompt's last token
-    for sample, slot, row, start, copy in zip(
-            layout.sample, layout.slot, layout.row, layout.start, layout.copy):
-        prompt = prompts.tokens[samples.prompt[sample]]
-        key = (slot, samples.group[sample], copy)
-        if key not in ends:
-            place = slice(used[slot], used[slot] + len(prompt))
-            tokens[slot, place], segment[slot, place] = prompt, number[slot]
-            used[slot] += len(prompt)
-            number[slot] += 1
-            ends[key] = used[slot] - 1
-        end = start + content[sample]
-        after[slot, row, start:end] = ends[key]
-        for target, column in zip(targets, columns):
-            target[slot, row, start:end] = column[sample, :content[sample]]
-    batch = types.TrainBatch(tokens, np.maximum(used, 1), *targets)
-    return dataclasses.replace(batch, packed=types.Packed(segment, after))
-
-
-def padding(batches: Sequence[types.TrainBatch]) -> float:
-    """The share of an update's positions, prompts' and rows', that hold nothing: `update/padding`.
-    NaN if there are none."""
-    held = positions = 0
-    for batch in batches:
-        used = batch.weights > 0
-        rows_held = _content(used.reshape(-1, used.shape[-1]))
-        held += batch.prompt_length[used.any(axis=(1, 2))].sum() + rows_held.sum()
-        positions += batch.prompt_tokens.size + batch.tokens.size
-    return 1 - held / positions if positions else math.nan
+def padding(found: Sequence[rows.Place]) -> float:
+    """The share of these microbatches' positions, prompts' and rows', that hold nothing:
+    `update/padding`. NaN if there are none."""
+    positions = sum(place.slots * (place.prompt + place.rows * place.completion) for place in found)
+    return 1 - sum(place.held for place in found) / positions if positions else math.nan
 
 
 def split_updates(samples: types.Samples, updates: int) -> list[np.ndarray]:
@@ -210,24 +228,24 @@ def from_demonstrations(prompts: types.PromptTable, ids: np.ndarray, *, width: i
     yes = np.ones(len(rows), bool)
     written = np.arange(width) < length[:, None]
     if prompts.demonstration_masks:
-        written = _pad([prompts.demonstration_masks[i] for i in ids], written.shape).astype(bool)
+        masks = [prompts.demonstration_masks[i] for i in ids]
+        written = filling.padded(masks, written.shape).astype(bool)
     return types.Samples(
-        tokens=_pad(rows, (len(rows), width)), loss_mask=written,
+        tokens=filling.padded(rows, (len(rows), width)), loss_mask=written,
         logprobs=np.zeros((len(rows), width), np.float32), length=length, stopped=yes,
         reward=zeros.astype(np.float32), shaped=zeros.astype(np.float32), valid=yes, group=count,
         prompt=np.asarray(ids, np.int32), visit=zeros, sample=zeros,
         born=np.full(len(rows), step, np.int32))
 
 
-def overlong_mask(samples: types.Samples, mask_overlong: bool) -> np.ndarray:
-    """The loss mask bool[n, T] without invalid samples and, if asked, without truncated ones."""
-    kept = samples.valid & samples.stopped if mask_overlong else samples.valid
-    return samples.loss_mask & kept[:, None]
+def learned(samples: types.Samples, mask_overlong: bool) -> np.ndarray:
+    """Which samples are in the loss, bool[n]: valid ones and, if asked, none that is truncated."""
+    return samples.valid & samples.stopped if mask_overlong else samples.valid
 
 
-def _content(weights: np.ndarray) -> np.ndarray:
-    """Tokens of each row up to its last weight above 0."""
-    used = weights > 0
+def content(weights: np.ndarray) -> np.ndarray:
+    """Tokens i[n] of each row up to its last weight above 0, or the last that a mask holds."""
+    used = weights if weights.dtype == bool else weights > 0
     last = weights.shape[1] - np.argmax(used[:, ::-1], axis=1)
     return np.where(used.any(axis=1), last, 0)
 
@@ -241,15 +259,15 @@ def _slots(group: np.ndarray, kept: np.ndarray, *, rows: int) -> list[np.ndarray
             for start in range(0, len(of_group), rows)]
 
 
-def _check_prompts(samples: types.Samples, slots: list[np.ndarray], *,
+def _check_prompts(group: np.ndarray, prompt: np.ndarray, slots: list[np.ndarray], *,
                    prompts: types.PromptTable) -> None:
     for slot in slots:
-        used = set(samples.prompt[slot].tolist())
+        used = set(prompt[slot].tolist())
         if len(used) > 1:
-            raise ValueError(f"group {samples.group[slot[0]]} holds samples of several prompts: "
+            raise ValueError(f"group {group[slot[0]]} holds samples of several prompts: "
                              f"{sorted(used)}")
         if len(prompts.tokens[used.pop()]) == 0:
-            raise ValueError(f"prompt {samples.prompt[slot[0]]} has no tokens")
+            raise ValueError(f"prompt {prompt[slot[0]]} has no tokens")
 
 
 def _buckets(lengths: np.ndarray, buckets: tuple[int, ...], *, what: str) -> np.ndarray:
@@ -260,35 +278,5 @@ def _buckets(lengths: np.ndarray, buckets: tuple[int, ...], *, what: str) -> np.
     return np.asarray(buckets)[np.searchsorted(buckets, lengths)]
 
 
-def _prompts(rows: list[np.ndarray], *, slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens i32[S, P] and lengths i32[S]; an idle slot has one token of id 0."""
-    length = np.ones(slots, np.int32)
-    length[:len(rows)] = [len(row) for row in rows]
-    return _pad(rows, (slots, width)), length
-
-
-def _rows(slots: list[np.ndarray], columns: Columns, *, size: tuple[int, int, int]
-          ) -> list[types.Leaf]:
-    """Each column [n, T] as [S, R, width], 0 where there is no row or the table is narrower."""
-    source = np.full(size[:2], -1)
-    for index, slot in enumerate(slots):
-        source[index, :len(slot)] = slot
-    real = source >= 0
-    result = []
-    for column in columns:
-        target = np.zeros(size, column.dtype)
-        filled = min(size[2], column.shape[1])
-        target[real, :filled] = column[source[real], :filled]
-        result.append(target)
-    return result
-
-
 def _wide(column: np.ndarray, like: np.ndarray) -> np.ndarray:
     return column if column.ndim == 2 else np.broadcast_to(column[:, None], like.shape)
-
-
-def _pad(rows: list[np.ndarray], size: tuple[int, int]) -> np.ndarray:
-    result = np.zeros(size, np.int32)
-    for target, row in zip(result, rows):
-        target[:len(row)] = row
-    return result

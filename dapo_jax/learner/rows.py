@@ -1,11 +1,13 @@
-"""Packing of uneven samples: slots of several prompts, rows of several samples (types.Packed).
+"""Where samples stand in slots and rows; and packing of uneven ones: slots of several prompts, rows
+of several samples (types.Packed).
 
-A row holds at most one sample of each of its slot's prompts, so that one number, the prompt's in
-its slot, says which tokens see each other. Where a row is to hold another sample of a prompt, the
-prompt stands in the slot once more.
+A packed row holds at most one sample of each of its slot's prompts, so that one number, the
+prompt's in its slot, says which tokens see each other. Where a row is to hold another sample of a
+prompt, the prompt stands in the slot once more.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +20,25 @@ class Layout:
     slot: np.ndarray
     row: np.ndarray
     start: np.ndarray  # its first token's place in the row
-    copy: np.ndarray  # which of the slot's copies of its prompt it follows
+    segment: np.ndarray  # number, in its slot, of the prompt that it follows
+    tokens: np.ndarray  # that it takes
+
+    def take(self, which: np.ndarray) -> "Layout":
+        """Entries by index or boolean mask."""
+        return Layout(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One microbatch before it is filled: its samples' places, and its shape."""
+
+    layout: Layout
+    slots: int
+    rows: int
+    prompt: int  # tokens of a slot's prompt, or prompts
+    completion: int  # tokens of a row
+    held: int  # tokens of prompts and samples in it, whoever fills them
+    own: np.ndarray | None = None  # bool[slots] those that are filled; None: all
 
 
 @dataclasses.dataclass
@@ -27,6 +47,16 @@ class _Room:
 
     rows: np.ndarray  # [slots, R] tokens
     prompts: np.ndarray  # [slots] tokens
+    held: list[int]  # prompts in each slot
+
+
+def in_slots(slots: Sequence[np.ndarray], content: np.ndarray) -> Layout:
+    """Each slot's samples i[*], of `content` i[n] tokens, in rows of their own."""
+    sizes = np.array([len(slot) for slot in slots], np.int64)
+    sample, zeros = np.concatenate(slots), np.zeros(sizes.sum(), np.int64)
+    row = np.arange(len(sample)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return Layout(sample, np.repeat(np.arange(len(slots)), sizes), row, zeros, zeros,
+                  content[sample])
 
 
 def place(
@@ -39,11 +69,12 @@ def place(
     that can share a copy of its prompt or, failing those, whose slot has room for another copy.
     Every sample must fit an empty slot.
     """
-    room = _Room(np.zeros((0, rows), np.int64), np.zeros(0, np.int64))
+    room = _Room(np.zeros((0, rows), np.int64), np.zeros(0, np.int64), [])
     placed = []
     for members in _groups(group, content):
         in_row = np.zeros(room.rows.shape, np.int64)  # samples of the group
         copies = np.zeros(len(room.prompts), np.int64)  # of the group's prompt
+        numbers: dict[tuple[int, int], int] = {}  # of the copies, by slot
         length = prompt_length[members[0]]
         for sample in members:
             holds = room.rows >= content[sample]
@@ -54,6 +85,7 @@ def place(
                 room.prompts = np.append(room.prompts, prompt_width)
                 in_row = np.concatenate([in_row, np.zeros((1, rows), np.int64)])
                 copies = np.append(copies, 0)
+                room.held.append(0)
                 slot, row = len(copies) - 1, 0
             else:
                 slot, row = map(int, np.unravel_index(np.argmax(fits), fits.shape))
@@ -61,10 +93,13 @@ def place(
             if copies[slot] == copy:
                 copies[slot] += 1
                 room.prompts[slot] -= length
-            placed.append((sample, slot, row, width - room.rows[slot, row], copy))
+                numbers[slot, copy] = room.held[slot]
+                room.held[slot] += 1
+            placed.append((sample, slot, row, width - room.rows[slot, row], numbers[slot, copy],
+                           content[sample]))
             room.rows[slot, row] -= content[sample]
             in_row[slot, row] += 1
-    return Layout(*np.array(placed, np.int64).reshape(-1, 5).T)
+    return Layout(*np.array(placed, np.int64).reshape(-1, 6).T)
 
 
 def _groups(group: np.ndarray, content: np.ndarray) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from dapo_jax.learner import (
     algorithms,
     credit,
     packing,
+    rows,
     stacks,
     update,
     weights,
@@ -24,6 +25,7 @@ class Work:
 
     batches: Sequence[stacks.Batches]  # stacks only where they are `scored`
     tokens: int  # of its completions, also of those masked out of the loss
+    places: Sequence[rows.Place] = ()  # of the samples in the microbatches, all processes' slots
 
 
 def prepare(
@@ -35,34 +37,48 @@ def prepare(
     over each mini-batch; one without a loss token is left out (it would change nothing but the
     optimizer's memory). `chosen` bool[n]: rows that are learned from, all if None; the others
     count in the advantages' statistics only. `discount`: by turn, of types.Episodes."""
-    advantage = _advantages(samples, algorithm, discount)
+    tokens = samples.loss_mask.sum(axis=1)
+    advantage = _advantages(samples, algorithm, discount, tokens)
     if chosen is not None:
-        samples, advantage = samples.take(chosen), advantage[chosen]
-    mask = packing.overlong_mask(samples, algorithm.mask_overlong)
-    scheme = weights.WEIGHTS.get(algorithm.weights, weights.token)
+        samples, advantage, tokens = samples.take(chosen), advantage[chosen], tokens[chosen]
+    kept = packing.learned(samples, algorithm.mask_overlong)
+    tokens, content = tokens * kept, packing.content(samples.loss_mask) * kept
     work = []
-    for number, rows in enumerate(packing.split_updates(samples, updates)):
-        weight = scheme(mask[rows], samples.group[rows], max_length=max_length)
+    for number, part in enumerate(packing.split_updates(samples, updates)):
+        group = samples.group[part]
+        places = packing.places(group, samples.prompt[part], content[part], prompts=table,
+                                shape=shape)
+        share = _shares(algorithm, tokens[part], group, places, max_length=max_length)
         # Only the first update's parameters are those that sampled.
-        fresh = ((samples.born[rows] == step) & (number == 0)
-                 & (algorithm.samples == "rollout"))
-        batches = packing.pack(samples.take(rows), prompts=table, advantages=advantage[rows],
-                               weights=weight, fresh=fresh, shape=shape)
-        if algorithm.weights in weights.PACKED:
-            packed = weights.PACKED[algorithm.weights]([batch.weights for batch in batches])
-            batches = [dataclasses.replace(batch, weights=weight)
-                       for batch, weight in zip(batches, packed, strict=True)]
+        fresh = (samples.born == step) & (number == 0) & (algorithm.samples == "rollout")
+        batches = packing.filled(places, samples, part, prompts=table, advantages=advantage,
+                                 weights=share, fresh=fresh, shape=shape)
         if batches:
-            work.append(Work(batches, int(samples.length[rows].sum())))
+            work.append(Work(batches, int(samples.length[part].sum()), places))
     return work
 
 
+def _shares(
+    algorithm: algorithms.Algorithm, tokens: np.ndarray, group: np.ndarray,
+    places: Sequence[rows.Place], *, max_length: int,
+) -> np.ndarray:
+    """What a loss token of each row weighs, f32[m]."""
+    if algorithm.weights in weights.COUNTS:
+        count = weights.COUNTS[algorithm.weights](tokens, group, max_length=max_length)
+    else:
+        microbatch = np.zeros(len(tokens), np.int64)
+        for number, place in enumerate(places):
+            microbatch[place.layout.sample] = number
+        count = weights.PACKED[algorithm.weights](tokens, microbatch)
+    return weights.shares(tokens, count)
+
+
 def _advantages(
-    samples: types.Samples, algorithm: algorithms.Algorithm, discount: float
+    samples: types.Samples, algorithm: algorithms.Algorithm, discount: float, tokens: np.ndarray
 ) -> np.ndarray:
     """f32[n], of a sample; of types.Episodes f32[n, T], its turn's, 0 where nothing was sampled."""
     of_samples = advantages.ADVANTAGES[algorithm.advantage]
-    given = {"valid": samples.valid, "lengths": samples.loss_mask.sum(axis=1),
+    given = {"valid": samples.valid, "lengths": tokens,
              "settings": algorithms.advantage_settings(algorithm)}
     if not isinstance(samples, types.Episodes):
         return of_samples(samples.shaped, samples.group, **given)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from orbax.checkpoint._src.serialization import replica_slices
 
 from dapo_jax import config
 
@@ -81,6 +82,17 @@ def set_aside(manager: ocp.CheckpointManager, found: list[int]) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("checkpoints set aside")
     manager.reload()
+
+
+def compile_slices(tree: Any) -> None:
+    """Compile what a save of these device arrays runs: of an array that several devices hold whole,
+    Orbax lets each write a slice, which a program cuts; else the step after a first save would
+    compile them. Runs the programs, each on a part of one array."""
+    with jax.transfer_guard("allow"):
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, jax.Array) and leaf.size:
+                found = replica_slices.get_replica_slices(leaf, 0, use_replica_parallel=True)
+                jax.block_until_ready([one.data() for one in found.replica_slices])
 
 
 def barrier(*, key: str, timeout_ms: int) -> None:

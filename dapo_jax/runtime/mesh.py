@@ -53,6 +53,15 @@ def batch_parts(mesh: AnyMesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+def own_parts(mesh: AnyMesh) -> tuple[int, ...] | None:
+    """Which of these pieces devices of this process hold; None: it is the only process."""
+    if jax.process_count() == 1 or isinstance(mesh, AbstractMesh):
+        return None
+    owners = [{device.process_index for device in piece}
+              for piece in mesh.devices.reshape(batch_parts(mesh), -1)]
+    return tuple(part for part, here in enumerate(owners) if jax.process_index() in here)
+
+
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
     """Slots, the first axis, over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))

@@ -2,10 +2,11 @@
 
     python tests/bench/host_scaling.py [--processes=1,8,64] [--samples=128] [--width=4096]
 
-Every process holds every sample of a step, so its host work grows with the number of processes.
-Done by the project's own functions on made-up completions of half the width: the controller's step
-(fixed 3 N, half the groups informative), the join of the rewards, the digests that processes
-compare, and the packing of all updates. Generating, scoring and what devices do are left out.
+Every process holds every sample of a step, so its host work grows with the number of processes; of
+the microbatches it fills the slots of its own devices. Done by the project's own functions on
+made-up completions of half the width: the controller's step (fixed 3 N, half the groups
+informative), the join of the rewards, the digests that processes compare, and the packing of all
+updates. Generating, scoring and what devices do are left out.
 `--samples` is of a process and a step; memory is about 45 bytes a token. Given are the medians of
 `--repeats` steps after a first one, in processor seconds of the program; the last column is the
 kernel's share besides, which finds and clears the memory: 0.1 s a GB where the machine has it at
@@ -13,6 +14,7 @@ hand, and twenty times that where a virtual machine has to get it from its host.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import resource
 import statistics
@@ -67,7 +69,7 @@ def joined(count: int, count_of_processes: int) -> pools.Scores:
     return rewards.joined(parts, places, count)
 
 
-def measured(number: int, samples: int, width: int) -> dict[str, float]:
+def measured(number: int, samples: int, width: int, *, packed: bool) -> dict[str, float]:
     """Seconds by part, for a step of `number` processes' samples."""
     groups = number * samples // GROUP
     size = setup(groups=groups, samples=GROUP, carry_steps=0)
@@ -92,7 +94,11 @@ def measured(number: int, samples: int, width: int) -> dict[str, float]:
     processes.digests({"controller": state, "buffer": held})
     seconds["digests"] = user_seconds() - begun
     table = types.PromptTable([np.ones(PROMPT, np.int32)] * 100_000, (), ())
-    shape = packing.PackShape(SLOTS, GROUP, (PROMPT,), (width // 2, width))
+    shape = packing.PackShape(max(SLOTS, number), GROUP, (PROMPT,), (width // 2, width),
+                              parts=number, own=(0,))
+    if packed:  # two samples to a row, a group to a slot
+        shape = dataclasses.replace(shape, rows=GROUP // 2, prompt_buckets=(2 * PROMPT,),
+                                    completion_buckets=(width,), packed=True)
     begun = user_seconds()
     learner.prepare(batch, algorithm=algorithms.dapo(), updates=min(UPDATES, groups), step=0,
                     table=table, shape=shape, max_length=width)
@@ -107,12 +113,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--packed", action="store_true", help="rows of several samples")
     given = parser.parse_args()
     print("processes  samples kept   million tokens   " + "".join(
         f"{name:>12s}" for name in (
             "controller", "rewards", "digests", "packing", "all", "kernel")))
     for number in map(int, given.processes.split(",")):
-        steps = [measured(number, given.samples, given.width) for _ in range(given.repeats + 1)]
+        steps = [measured(number, given.samples, given.width, packed=given.packed)
+                 for _ in range(given.repeats + 1)]
         seconds = {name: statistics.median(step[name] for step in steps[1:]) for name in steps[0]}
         tokens = number * given.samples * given.width / 2e6
         print(f"{number:9d}  {number * given.samples:12d}   {tokens:14.1f}   " + "".join(
