@@ -5,13 +5,15 @@
     python -m dapo_jax.plan --config=configs/quickstart.py --mesh=data:4 --chip=v5e --json=plan.json
 
 TPU (v4, v5e, v5p, v6e): the run's own programs are compiled for the slice by the real TPU compiler
-(the package libtpu; no TPU is needed). GPU (a100, h100, h200), and TPU with --count=1: from shapes.
+(the package libtpu; no TPU is needed), for --minutes=4 at most. GPU (a100, h100, h200), and TPU
+with --count=1: from shapes.
 The largest microbatch and number of slots are searched: from shapes, then by compiling.
 No parameter is made; where a model's files are not here, config.model.preset gives its shape.
 """
 
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -31,8 +33,11 @@ def main(arguments: Sequence[str]) -> int:
             "chip": command_line.Flag("v5p", " | ".join(chips.CHIPS)),
             "length": command_line.Flag(0, "mean tokens of a completion in the estimate of time; "
                                         "0: rollout.max_new_tokens"),
-            "compiles": command_line.Flag(2, "further programs compiled to find the largest "
-                                          "microbatch, and as many for the slots"),
+            "minutes": command_line.Flag(whole.MINUTES, "no program is compiled that would end "
+                                         "later; what is left out then, the page says"),
+            "compiles": command_line.Flag(whole.COMPILES, "further programs compiled at most to "
+                                          "find the largest microbatch, and as many for the "
+                                          "slots"),
             "count": command_line.Flag(0, "1: count from shapes, compile nothing"),
             "json": command_line.Flag("", "file for the figures")})
     chip = chips.find(flags["chip"])
@@ -42,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
                                  f"{cfg.rollout.max_new_tokens}, or 0")
     if flags["compiles"] < 0:
         raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
+    if flags["minutes"] < 0:
+        raise config.ConfigError(f"--minutes={flags['minutes']}: at least 0")
     if flags["count"] not in (0, 1):
         raise config.ConfigError(f"--count={flags['count']}: 0 or 1")
     if {"--json=", "-json="} & set(arguments):
@@ -50,12 +57,17 @@ def main(arguments: Sequence[str]) -> int:
     if target:
         command_line.check_folder(target.parent, flag="json")
     figures = whole.planned(cfg, chip, shape, length=flags["length"], compiles=flags["compiles"],
+                            minutes=flags["minutes"], say=_say,
                             by_compiler=bool(chip.slices) and not flags["count"])
     print(page.text(figures))
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return command_line.DONE
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

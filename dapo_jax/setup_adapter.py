@@ -30,13 +30,21 @@ class Base:
 
 
 def opened(spec: ModelSpec, cfg: config.Lora, mesh: Mesh, params: types.Tree) -> Base:
-    """The base model and its merge, compiled. The merged blocks lie as the model's own do."""
+    """The base model and its merge, compiled."""
+    return Base(params, fingerprint(params), compile_merge(spec, cfg, mesh))
+
+
+def compile_merge(
+    spec: ModelSpec, cfg: config.Lora, mesh: mesh_lib.AnyMesh, *,
+    build: mesh_lib.Build = mesh_lib.compiled,
+) -> Callable:
+    """(base, adapter) -> merged blocks, which lie as the model's own do; `build` makes the program
+    of a jitted function, the mesh and shapes of the arguments."""
     structs = mesh_lib.model_structs(mesh, spec)
     # The blocks alone: embedding and head would be copied.
     merge = jax.jit(lambda base, adapter: lora.merge(base, adapter, cfg)["blocks"],
                     out_shardings=jax.tree.map(lambda leaf: leaf.sharding, structs["blocks"]))
-    compiled = mesh_lib.compiled(merge, mesh, structs, mesh_lib.trained_structs(mesh, spec, cfg))
-    return Base(params, fingerprint(params), compiled)
+    return build(merge, mesh, structs, mesh_lib.trained_structs(mesh, spec, cfg))
 
 
 def new(spec: ModelSpec, cfg: config.Lora, mesh: Mesh, key: jax.Array) -> types.Tree:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from conftest import ROOT
 
 from dapo_jax import config, config_checks, plan
 from dapo_jax.models import head, presets
-from dapo_jax.planning import chips, compiler, estimate, fit, memory, programs, work
+from dapo_jax.planning import chips, compiler, memory, programs, sources, work
 from dapo_jax.runtime import mesh as mesh_lib
 
 GIB = 2 ** 30
@@ -50,8 +49,7 @@ def made(structs, function):
 @pytest.mark.parametrize("shape", [(1, 4, 1), (2, 1, 2)])
 def test_bytes_by_kind_are_those_that_are_allocated(planned, shape):
     abstract, mesh = shape_only(*shape), mesh_lib.make(config.Mesh(*shape))
-    held = memory.held(programs.of_update(planned, abstract),
-                       programs.of_rollout(planned, abstract))
+    held = memory.held(planned, sources.of(planned, abstract, abstract))
     of_update = programs.of_update(planned, mesh)
     state, sums = of_update.apply.arguments
     weights, slots, *_ = programs.only(programs.of_rollout(planned, mesh).decode).arguments
@@ -61,18 +59,6 @@ def test_bytes_by_kind_are_those_that_are_allocated(planned, shape):
                           "gradients": sums[0], "weights": weights, "prompt_cache": slots.cache,
                           "sample_cache": slots.own}.items():
         assert getattr(held, name) == allocated(made(structs, zeros(structs))), name
-
-
-def test_contexts_that_wait_take_the_bytes_that_are_allocated():
-    plan = programs.plan(small(**{"environment.name": "calculator", "environment.parked": 6,
-                                  "rollout.slots": (4, 8)}), backend="cpu")
-    mesh = mesh_lib.make(config.Mesh(data=2, tensor=2))
-    shapes = programs.of_rollout(plan, mesh).parking.store.arguments[0]
-    pool = made(shapes, lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-                                             shapes))
-    held = memory.held(programs.of_update(plan, mesh), programs.of_rollout(plan, mesh))
-    assert held.parked == allocated(pool) > 0 and shapes.keys.shape[1] == 6 + 2
-    assert programs.rows(plan) == 1
 
 
 def test_a_program_compiled_here_takes_the_bytes_that_are_planned(planned):
@@ -127,6 +113,8 @@ def test_each_slice_has_the_chips_that_its_name_says():
     (["--mesh=data:12", "--chip=h100"], "nodes of 8"), (["--length=9999"], "max_new_tokens"),
     ([f"--json={__file__}/plan.json"], "--json: "), (["--json="], "--json is empty"),
     (["--count=2"], "--count=2: 0 or 1"), (["--compiles=-1"], "at least 0"),
+    (["--minutes=-1"], "--minutes=-1: at least 0"),
+    (["--config.rollout.mesh=(2,1,1)"], "for 2 devices, but the mesh has 4"),
     (["--mesh=fsdp:4", "--config.rl.microbatch_tokens=8"], "raise it to at least"),
     (["--config.model.source=folder", "--config.model.path=none/such"], "config.model.preset")])
 def test_what_cannot_be_planned_is_refused_by_name(flags, said):
@@ -147,60 +135,6 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     assert figures["update"]["peak"] == held + figures["update"]["temporary"]
     assert {"update", "apply", "weights", "prefill", "admit", "decode"} <= set(figures["programs"])
     assert "NVLink" in text and "network" in text
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 31])
-def test_the_largest_number_that_fits_is_found(limit):
-    asked = []
-
-    def fits(number):
-        asked.append(number)
-        return number <= limit
-    assert estimate.largest(fits, least=1, most=20) == min(limit, 20)
-    assert len(asked) <= 10
-
-
-@pytest.mark.parametrize(("guess", "fixed", "room", "found"), [
-    (7, 0, 55, 5), (5, 0, 55, 5), (2, 30, 85, 5), (9, 0, 85, 8), (3, 100, 90, 0), (1, 0, 999, 9),
-    (4, 30, 85, 5)])
-def test_the_search_by_compiling_ends_at_the_largest_that_fits(guess, fixed, room, found):
-    asked = []
-
-    def compile_at(number):
-        asked.append(number)
-        if number > 8:
-            raise compiler.TooLarge("as the compiler says")
-        return fixed + 10.0 * number
-    most = 9 if room < 999 else 8
-    assert fit.searched(guess, compile_at, {}, room=room, compiles=6, most=most)[0] == min(
-        found, most)
-    assert len(asked) == len(set(asked)) <= 6
-
-
-@pytest.mark.parametrize(("room", "largest", "one"), [(200, 8, True), (95, 3, True),
-                                                      (80, 0, False)])
-def test_slots_fit_beside_what_does_not_grow_with_them(room, largest, one):
-    """60 bytes are held, two slots take 20 and 3 to draw a token; the weights take 30 more while
-    they are made, before there are caches: 90 in all."""
-    held = memory.Held(10, 20, 10, 0, 30, 4, 16, parked=0)
-    plan = types.SimpleNamespace(
-        cfg=types.SimpleNamespace(rollout=types.SimpleNamespace(slots=(4,), rows=4),
-                                  environment=types.SimpleNamespace(name="")),
-        phase=types.SimpleNamespace(prompts_per_step=8, samples_per_prompt=4))
-    work = {name: estimate.Estimate(size, 0, 0) for name, size in
-            {"weights": 30, "prefill": 2, "admit": 1, "decode": 3}.items()}
-    found = fit.slots(fit.Room(room, held, memory.Split(1, 1, 1, 1, 1, 2, 1), plan), work,
-                      compiles=0, asked=None)
-    assert (found["largest slots"], found["one row fits"], found["peak"]) == (largest, one, 90)
-
-
-def test_a_search_says_what_it_did_not_try():
-    asked = lambda number: 10.0 * number  # noqa: E731
-    assert fit.searched(4, asked, {}, room=75, compiles=1, most=20) == (
-        4, "compiled for 4; 5 to 20 not tried")
-    assert fit.searched(4, asked, {3: 30.0}, room=35, compiles=1, most=20) == (
-        3, "compiled for 3, 4")
-    assert fit.searched(6, None, {}, room=5, compiles=2, most=20) == (6, "counted from shapes")
 
 
 # Temporary bytes that the TPU compiler gave for updates: model, layers (0: all), what is kept, and

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from dapo_jax import config, types
 from dapo_jax.learner import packing
@@ -55,7 +54,7 @@ def mean_states(
 
 
 def compile_programs(
-    spec: ModelSpec, adapter: config.Lora, mesh: Mesh, *, pack: packing.PackShape,
+    spec: ModelSpec, adapter: config.Lora, mesh: mesh_lib.AnyMesh, *, pack: packing.PackShape,
     build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
     """Compile a program for every shape of `pack`; `build` as in update.compile_programs."""

@@ -114,6 +114,20 @@ def topology(chip: Chip, mesh: config.Mesh) -> str:
     return f"{chip.name}:{chip.slices[count]}"
 
 
+def sampler_mesh(cfg: config.Config, trained: config.Mesh) -> config.Mesh:
+    """How the sampler splits the devices of the trainer's mesh; ConfigError where it has another
+    number of them."""
+    sizes = cfg.rollout.mesh
+    if not sizes:
+        return trained
+    count = trained.data * trained.fsdp * trained.tensor
+    if math.prod(sizes) != count:
+        raise config.ConfigError(
+            f"config.rollout.mesh = {tuple(sizes)} is for {math.prod(sizes)} devices, but the mesh "
+            f"has {count}: a sampler splits the same devices in another way")
+    return config.Mesh(*sizes)
+
+
 def shape_only(mesh: config.Mesh) -> jax.sharding.AbstractMesh:
     """A mesh without devices, which says how arrays are split."""
     return jax.sharding.AbstractMesh((mesh.data, mesh.fsdp, mesh.tensor), mesh_lib.AXES)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from dapo_jax.learner import update as learner
 from dapo_jax.models import transformer
-from dapo_jax.planning import collectives, memory, programs, work
-from dapo_jax.rollout import programs as sampler
+from dapo_jax.planning import collectives, memory, moves, programs, sources, work
+from dapo_jax.runtime import mesh as mesh_lib
 
 FEW = (2, 4)  # layers of the programs of which a few stand for all: they write out each layer
 COUNTED = "counted from shapes"
@@ -26,22 +25,13 @@ class Estimate:
     sent: tuple[collectives.Collective, ...] = ()
     source: str = COUNTED  # where temporary bytes come from
     sent_from: str = COUNTED
+    beside: float = 0.0  # of `temporary`, results of other programs that it is given
     saved: float = 0.0  # of the update: bytes that a token leaves for the backward pass
 
 
-def counted(
-    planned: programs.Plan, mesh: jax.sharding.AbstractMesh, *, update: learner.Programs,
-    rollout: sampler.Programs,
-) -> dict[str, Estimate]:
-    """Estimates of all programs by name: those of the update, then those of the rollout."""
-    found = {"update": of_update(planned, update, mesh)}
-    for name in ("old", "reference"):
-        if getattr(update, name):
-            found[f"log-probs, {name}"] = _score(planned, getattr(update, name), mesh)
-    return found | {"apply": _apply(update)} | {
-        "weights": _weights(planned, rollout, mesh), "prefill": _prefill(planned, rollout, mesh),
-        "admit": _admit(rollout), "decode": _decode(planned, rollout, mesh)} | (
-            {"resize": _resize(planned, mesh)} if len(planned.cfg.rollout.slots) > 1 else {})
+def counted(planned: programs.Plan, made: sources.Sources) -> dict[str, Estimate]:
+    """Estimates of all programs by name."""
+    return {name: _OF.get(name, _score)(planned, made, name) for name in sources.names(made)}
 
 
 def numbers(planned: programs.Plan) -> int:
@@ -55,7 +45,7 @@ def head_chunk(planned: programs.Plan) -> int:
     return programs.settings(planned).head_chunk
 
 
-def _passes(planned: programs.Plan, mesh: jax.sharding.AbstractMesh, tokens: float) -> dict:
+def _passes(planned: programs.Plan, mesh: mesh_lib.AnyMesh, tokens: float) -> dict:
     return {"parameters": numbers(planned), "tokens": tokens, "d_model": planned.spec.d_model,
             "layers": planned.spec.layers, "mesh": dict(mesh.shape),
             "size": jnp.dtype(planned.spec.compute_dtype).itemsize}
@@ -68,11 +58,9 @@ def _counted(planned: programs.Plan, program: programs.Program) -> work.Work:
                         causal=planned.spec.attention != "cudnn")
 
 
-def of_update(
-    planned: programs.Plan, update: learner.Programs, mesh: jax.sharding.AbstractMesh
-) -> Estimate:
+def of_update(planned: programs.Plan, made: sources.Sources, name: str = "update") -> Estimate:
     """The gradient of a microbatch."""
-    accumulate = programs.only(update.accumulate)
+    accumulate, mesh = sources.one(made, name), made.trained
     part, total = memory.split(accumulate), _counted(planned, accumulate)
     saved = memory.saved_of_token(total.saved, planned.spec, part)
     temporary = memory.accumulate_temporary(planned.spec, part, head_chunk=head_chunk(planned),
@@ -82,93 +70,132 @@ def of_update(
                                           **_passes(planned, mesh, part.tokens)), saved=saved)
 
 
-def _score(planned: programs.Plan, scorers: Mapping, mesh: jax.sharding.AbstractMesh) -> Estimate:
+def _score(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
     """Log-probs of a microbatch."""
-    scorer = programs.only(scorers)
-    part, total = memory.split(scorer), _counted(planned, scorer)
-    return Estimate(
-        memory.score_temporary(planned.spec, part, head_chunk=head_chunk(planned)),
-        total.flops / mesh.size, total.bytes / mesh.size,
-        collectives.of_forward(**_passes(planned, mesh, part.tokens)))
+    scorer = sources.one(made, name)
+    part = memory.split(scorer)
+    return _forward(planned, scorer, part, memory.score_temporary(
+        planned.spec, part, head_chunk=head_chunk(planned)))
 
 
-def _apply(update: learner.Programs) -> Estimate:
-    """An optimizer step: everything is read, all but the gradients written, in place."""
-    state, sums = programs.given(update.apply)[:2]
-    return Estimate(0.0, 0.0, 2 * memory.on_device(state) + memory.on_device(sums))
-
-
-def _weights(
-    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
-) -> Estimate:
-    """The sampler's copy of the parameters, whole over fsdp if they are gathered. All are gathered
-    before they are laid out as results (TPU: so it was compiled), which takes as much again."""
-    made = memory.on_device(programs.only(rollout.decode).arguments[0])
-    gathers = planned.cfg.rollout.gather and mesh.shape["fsdp"] > 1
-    sent = (collectives.Collective("all-gather", ("fsdp",), planned.spec.layers, made),)
-    return Estimate(made, 0.0, memory.on_device(programs.given(rollout.weights)) + made,
-                    sent if gathers else ())
-
-
-def _prefill(
-    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
-) -> Estimate:
-    """Running as many prompts as one admission takes; its result is with its temporary bytes."""
-    total = _counted(planned, programs.only(rollout.prefill))
-    part = _admitted(planned, rollout, mesh)
-    return Estimate(memory.prefill_temporary(planned.spec, part) + _handed_on(rollout),
-                    total.flops / mesh.size, total.bytes / mesh.size,
+def _forward(planned: programs.Plan, program: programs.Program, part: memory.Split,
+             temporary: float) -> Estimate:
+    """A pass without a gradient."""
+    total, mesh = _counted(planned, program), program.mesh
+    return Estimate(temporary, total.flops / mesh.size, total.bytes / mesh.size,
                     collectives.of_forward(**_passes(planned, mesh, part.tokens)))
 
 
-def _admitted(
-    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
-) -> memory.Split:
-    shape = dict(mesh.shape)
-    parts = shape["data"] * shape["fsdp"]
-    return memory.Split(rollout.admitted // parts, planned.cfg.prompts.buckets[-1], 0, 0,
-                        shape["tensor"], parts, 1 / (shape["fsdp"] * shape["tensor"]))
+def _states(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """Mean hidden states of a microbatch's completions."""
+    program = sources.one(made, name)
+    _, prompts, _, tokens, *_ = program.arguments
+    part = memory.of_rows(program.mesh, prompts.shape[-1], tokens.shape)
+    return _forward(planned, program, part, memory.states_temporary(planned.spec, part))
 
 
-def _handed_on(rollout: sampler.Programs) -> float:
+def _apply(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """An optimizer step: everything is read, all but the gradients written, in place."""
+    state, sums = sources.one(made, name).arguments[:2]
+    return Estimate(0.0, 0.0, 2 * memory.on_device(state) + memory.on_device(sums))
+
+
+def _merge(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """The adapter's products added to the blocks, a layer at a time; its result is held."""
+    base, adapter = sources.one(made, name).arguments
+    blocks = memory.on_device(base["blocks"])
+    return Estimate(blocks / planned.spec.layers, 0.0, 2 * blocks + memory.on_device(adapter))
+
+
+def _move(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """Parameters brought to the sampler's mesh: what a device gets there and did not hold."""
+    here, there = (sum(map(memory.on_device, trees)) for trees in (
+        sources.one(made, name).arguments, sources.one(made, "prefill").arguments[:1]))
+    got = moves.received(*(sources.one(made, one).arguments[0] for one in (name, "prefill")))
+    sent = (collectives.Collective("all-to-all", mesh_lib.AXES, 1, got),)
+    return Estimate(0.0, 0.0, here + there, sent if got else ())
+
+
+def _weights(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """The sampler's copy of the parameters, whole over fsdp if they are gathered. All are gathered
+    before they are laid out as results (TPU: so it was compiled), which takes as much again."""
+    laid = memory.on_device(sources.one(made, "decode").arguments[0])
+    gathers = planned.cfg.rollout.gather and made.sampling.shape["fsdp"] > 1
+    sent = (collectives.Collective("all-gather", ("fsdp",), planned.spec.layers, laid),)
+    return Estimate(laid, 0.0, memory.on_device(sources.one(made, name).arguments) + laid,
+                    sent if gathers else ())
+
+
+def _prefill(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """Running as many prompts as one admission takes; its result is with its temporary bytes."""
+    program = sources.one(made, name)
+    part = memory.of_rows(program.mesh, 0, (*program.arguments[1].shape[:1], 1,
+                                            program.arguments[1].shape[1]))
+    part = dataclasses.replace(part, prompt=part.width, rows=0, width=0)
+    return _forward(planned, program, part,
+                    memory.prefill_temporary(planned.spec, part) + _handed_on(made))
+
+
+def _handed_on(made: sources.Sources) -> float:
     """Bytes that a prefill hands to `admit`."""
-    _, _, *ran = programs.only(rollout.admit).arguments
+    _, _, *ran = sources.one(made, "admit").arguments
     return memory.on_device(ran)
 
 
-def _admit(rollout: sampler.Programs) -> Estimate:
+def _admit(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
     """Prompts put into their slots, in place."""
-    moved = _handed_on(rollout)
-    return Estimate(moved, 0.0, 2 * moved)
+    moved = _handed_on(made)
+    return Estimate(moved, 0.0, 2 * moved, beside=moved)
 
 
-def _decode(
-    planned: programs.Plan, rollout: sampler.Programs, mesh: jax.sharding.AbstractMesh
-) -> Estimate:
+def _decode(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
     """Drawing one token of each row; all of the caches is read, as the program does."""
-    flops = [work.counted(programs.only(programs.of_rollout(
-        planned, mesh, layers=layers).decode)).flops for layers in FEW]
-    weights, state, *_ = programs.only(rollout.decode).arguments
-    spec, shape = planned.spec, dict(mesh.shape)
-    rows = state.live.size / (shape["data"] * shape["fsdp"])
+    flops = [work.counted(sources.one(made, name, layers=layers)).flops for layers in FEW]
+    weights, state, *_ = sources.one(made, name).arguments
+    spec, mesh = planned.spec, made.sampling
+    rows = state.live.size / mesh_lib.batch_parts(mesh)
     keys = planned.cfg.prompts.buckets[-1] + planned.cfg.rollout.max_new_tokens
     read = sum(map(memory.on_device, (weights, state.cache, state.own)))
     sent = collectives.of_token(gather=planned.cfg.rollout.gather,
                                 **_passes(planned, mesh, rows))
-    return Estimate(memory.decode_temporary(spec, rows=rows, tensor=shape["tensor"], keys=keys),
+    return Estimate(memory.decode_temporary(spec, rows=rows, tensor=mesh.shape["tensor"],
+                                            keys=keys),
                     line(FEW, flops, spec.layers) / mesh.size, read, sent)
 
 
-def _resize(planned: programs.Plan, mesh: jax.sharding.AbstractMesh) -> Estimate:
+def _resize(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
     """Between the two largest numbers of slots; the smaller state is there beside the larger."""
-    state, _ = resize_of(programs.of_rollout(planned, mesh, beside=True)).arguments
-    smaller = memory.on_device(state)
-    return Estimate(smaller, 0.0, 2 * smaller)
+    smaller = memory.on_device(sources.one(made, name).arguments[0])
+    return Estimate(smaller, 0.0, 2 * smaller, beside=smaller)
 
 
-def resize_of(rollout: sampler.Programs) -> programs.Program:
-    """From the smaller number of slots to the larger."""
-    return programs.only({0: rollout.resize[min(rollout.resize)]})
+def contexts(made: sources.Sources) -> int:
+    """Bytes on a device of the contexts of samples that go in or out of slots at once."""
+    return memory.on_device(sources.one(made, "store").arguments[2])
+
+
+def _parked(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """Contexts of an admission's size copied: out of their slots, which makes as many of them, from
+    there into the pool, or from the pool into slots, for which they are taken out first."""
+    moved = float(contexts(made))
+    return Estimate(2 * moved if name == "lines" else moved, 0.0, 2 * moved,
+                    beside=moved if name == "store" else 0.0)
+
+
+def _extend(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
+    """Replies of the longest size appended to contexts."""
+    program = sources.one(made, name)
+    count, width = program.arguments[3].shape
+    part = memory.of_rows(program.mesh, 0, (count, 1, width))
+    one = _forward(planned, program, part, memory.extend_temporary(
+        planned.spec, part, contexts=contexts(made)))
+    return dataclasses.replace(one, bytes=one.bytes + 4 * contexts(made))
+
+
+_OF: Mapping[str, Callable[[programs.Plan, sources.Sources, str], Estimate]] = {
+    "update": of_update, "apply": _apply, "states": _states, "merge": _merge, "move": _move,
+    "weights": _weights, "prefill": _prefill, "admit": _admit, "decode": _decode,
+    "resize": _resize, "lines": _parked, "store": _parked, "seat": _parked, "extend": _extend}
 
 
 def line(ends: tuple[int, int], values: list[float], at: float) -> float:

@@ -3,10 +3,10 @@ of those that a step can use: guessed from shapes, then searched by compiling, a
 times."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dapo_jax.planning import compiler, estimate, memory, programs
+from dapo_jax.planning import compiler, estimate, memory, programs, sources, spending
 from dapo_jax.planning.memory import Held, Split
 
 Programs = Mapping[str, estimate.Estimate]
@@ -19,23 +19,28 @@ class Room:
 
     memory: float  # bytes of a device that may be used
     held: Held
-    part: Split
+    part: Split  # of the update
+    parts: int  # that the sampler's slots are split over
     plan: programs.Plan
+    contexts: int = 0  # bytes of the entries of a pool through which others come back
 
 
 def in_update(held: memory.Held, work: Programs) -> dict[str, float]:
-    """Bytes of a device while each program of the update runs."""
-    return {name: held.in_update - (held.gradients if name.startswith("log-probs") else 0)
-            + one.temporary for name, one in work.items()
-            if name in ("update", "apply") or name.startswith("log-probs")}
+    """Bytes of a device while each program of the update runs; before the first microbatch there
+    are no gradients."""
+    return {name: work[name].temporary + (
+        held.in_update if name in ("update", "apply") else held.always)
+        for name in sources.UPDATE if name in work}
 
 
 def in_rollout(held: memory.Held, work: Programs) -> dict[str, float]:
-    """Bytes of a device while each program of the rollout runs; the sampler's weights are made
-    before there are caches."""
-    caches = held.prompt_cache + held.sample_cache
-    return {name: held.in_rollout + work[name].temporary - (caches if name == "weights" else 0)
-            for name in ("weights", "prefill", "admit", "decode", "resize") if name in work}
+    """Bytes of a device while each program of the rollout runs. Weights are merged, moved and made
+    for the sampler one after another, before there are caches."""
+    before = {"merge": held.always + held.merged}
+    before["move"] = before["merge"] + held.moved
+    before["weights"] = before["move"] + held.weights
+    return {name: before.get(name, held.in_rollout) + work[name].temporary
+            for name in sources.ROLLOUT if name in work}
 
 
 def microbatch(room: Room, work: Programs, *, compiles: int, asked: Compile | None
@@ -44,52 +49,71 @@ def microbatch(room: Room, work: Programs, *, compiles: int, asked: Compile | No
     figures, part, held = work["update"], room.part, room.held
     chunk = estimate.head_chunk(room.plan)
 
-    def temporary(slots: int) -> float:
+    def counted(slots: int) -> float:
         return sum(memory.accumulate_temporary(
             room.plan.spec, dataclasses.replace(part, slots=slots), head_chunk=chunk,
             saved=figures.saved).values())
-    more = figures.temporary - temporary(part.slots)  # than was counted
+    # The compiler takes more than is counted, and more of it the more there is.
+    ratio = figures.temporary / counted(part.slots)
     most, left = _useful(room), room.memory - held.in_update
-    guess = estimate.largest(lambda slots: temporary(slots) + more <= left, least=1, most=most)
+    guess = estimate.largest(lambda slots: counted(slots) * ratio <= left, least=1, most=most)
 
     def compile_at(slots: int) -> float:
         assert asked is not None
         return asked("update", slots * part.parts).temporary
     largest, how = searched(guess, compile_at if asked else None,
-                            {part.slots: figures.temporary} if asked else {}, room=left,
+                            _known(work, part.slots, figures.temporary, ("update",)), room=left,
                             compiles=compiles, most=most)
     tokens = part.prompt + part.rows * part.width
     return {"temporary": figures.temporary, "peak": max(in_update(held, work).values()),
             "slots": part.slots, "rows": part.rows, "tokens of a slot": tokens,
             "largest slots": largest, "largest tokens": largest * tokens, "usable slots": most,
-            "found by": how}
+            "by shapes": guess, "found by": how}
+
+
+def _known(work: Programs, slots: int, size: float, names: Sequence[str]) -> dict[int, float]:
+    """What the compiler said already: nothing if it was not asked for one of these."""
+    by_compiler = all(estimate.COUNTED not in work[name].source for name in names)
+    return {slots: size} if by_compiler else {}
 
 
 def slots(room: Room, work: Programs, *, compiles: int, asked: Compile | None) -> dict[str, Any]:
     """Bytes of the configured rollout, and the most slots on a device: caches and the prompts that
     are run for an eighth of them grow with the slots; making the sampler's weights does not."""
-    plan, held, parts = room.plan, room.held, room.part.parts
-    now = plan.cfg.rollout.slots[-1] // parts
-    caches, peaks = held.prompt_cache + held.sample_cache, in_rollout(held, work)
-    made, fixed = peaks["weights"], held.in_rollout - caches
-    others = max(work[name].temporary for name in ("prefill", "admit", "resize") if name in work)
+    plan, held, parts = room.plan, room.held, room.parts
+    now, rows = plan.cfg.rollout.slots[-1] // parts, programs.rows(plan)
+    caches, peaks = held.prompt_cache + held.sample_cache + room.contexts, in_rollout(held, work)
+    made, fixed = max(peaks[name] for name in MADE if name in work), held.in_rollout - caches
+    others = max(work[name].temporary for name in GROWING if name in work)
     growing = caches + max(work["decode"].temporary, others)
     left = room.memory - fixed if made <= room.memory else 0.0
-    most = max(now, -(-2 * plan.phase.prompts_per_step // parts))
+    most = max(now, -(-2 * plan.phase.prompts_per_step * _pieces(plan) // parts))
+    guess = min(most, int(max(0.0, left) * now / growing))
 
     def compile_at(count: int) -> float:
         assert asked is not None
         return caches * count / now + max(asked("decode", count * parts).temporary,
                                           others * count / now)
-    largest, how = searched(
-        min(most, int(max(0.0, left) * now / growing)), compile_at if asked else None,
-        {now: growing} if asked else {}, room=left, compiles=compiles if left else 0, most=most)
-    rows = programs.rows(plan)
+    largest, how = searched(guess, compile_at if asked else None,
+                            _known(work, now, growing, ("decode",)), room=left,
+                            compiles=compiles if left else 0, most=most)
     running = max(work[name].temporary for name in ("prefill", "admit", "decode"))
-    least = max(made, fixed + (held.prompt_cache + held.sample_cache / rows + running) / now)
+    least = max(made, fixed + (held.prompt_cache + held.sample_cache / rows + room.contexts
+                               + running) / now)
     return {"temporary": max(peaks.values()) - held.in_rollout, "peak": max(peaks.values()),
             "slots": now, "rows": rows, "largest slots": largest, "usable slots": most,
-            "found by": how, "peak of one row": least, "one row fits": least <= room.memory}
+            "by shapes": guess, "found by": how, "peak of one row": least,
+            "one row fits": least <= room.memory}
+
+
+MADE = ("merge", "move", "weights")  # once a call of the sampler
+# They run an eighth of the slots at once, or hold two numbers of slots.
+GROWING = ("prefill", "admit", "resize", "lines", "store", "extend", "seat")
+
+
+def _pieces(plan: programs.Plan) -> int:
+    """Slots that a group can use: samples of several turns take one each."""
+    return plan.phase.samples_per_prompt if plan.cfg.environment.name else 1
 
 
 def _useful(room: Room) -> int:
@@ -103,21 +127,30 @@ def searched(guess: int, compile_at: Callable[[int], float] | None, known: Mappi
              room: float, compiles: int, most: int) -> tuple[int, str]:
     """The largest number up to `most` whose bytes by the compiler, `compile_at(number)`, are at
     most `room`, and how it was found: from `guess` on, at most `compiles` further ones than those
-    that are `known` are compiled. Without a compiler the guess is all there is."""
+    that are `known` are compiled, and none that there is no time for. Without a compiler, or if
+    nothing was compiled, the guess is all there is."""
     if compile_at is None:
         return guess, estimate.COUNTED
-    known = dict(known)
+    known, why = dict(known), f"--compiles={compiles}"
     for _ in range(compiles):
-        if not 1 <= guess <= most or guess in known:
+        if guess in known:
+            guess = _next(known, room, most)
+        if guess in known or not 1 <= guess <= most:
             break
         try:
             known[guess] = compile_at(guess)
         except compiler.TooLarge:
             known[guess] = float("inf")
-        guess = _next(known, room, most)
+        except spending.OutOfTime:
+            why = "time"
+            break
+    if not known:
+        return guess, f"{estimate.COUNTED}; none compiled: {why}"
     fits, above = _bounds(known, room, most)
     tried = f"compiled for {', '.join(map(str, sorted(known)))}"
-    return fits, tried if above - fits == 1 else f"{tried}; {fits + 1} to {above - 1} not tried"
+    if above - fits == 1:
+        return fits, tried
+    return fits, f"{tried}; {fits + 1} to {above - 1} not tried: {why}"
 
 
 def _bounds(known: Mapping[int, float], room: float, most: int) -> tuple[int, int]:

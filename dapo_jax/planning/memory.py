@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax import types
-from dapo_jax.learner import update
 from dapo_jax.models import attention, cost
 from dapo_jax.models.spec import ModelSpec
-from dapo_jax.planning import programs
-from dapo_jax.rollout import programs as rollout_programs
+from dapo_jax.planning import programs, sources
+from dapo_jax.runtime import mesh as mesh_lib
 
 FLOAT = 4  # bytes of a float32
 
@@ -22,25 +21,37 @@ FLOAT = 4  # bytes of a float32
 class Held:
     """Bytes on each device of what outlives a program."""
 
-    parameters: int
+    parameters: int  # that are trained
     optimizer: int
     gradients: int  # summed over microbatches
-    reference: int  # parameters of the reference model
+    reference: int  # parameters of the reference model, if no others are
     weights: int  # the sampler's copy of the parameters
     prompt_cache: int
     sample_cache: int
-    parked: int  # contexts of samples that wait for a reply
+    parked: int = 0  # contexts of samples that wait for a reply
+    base: int = 0  # parameters under an adapter
+    merged: int = 0  # blocks with the adapter in them, while samples are drawn
+    moved: int = 0  # parameters on the sampler's mesh, where it is another
+
+    @property
+    def always(self) -> int:
+        """While anything runs."""
+        return self.parameters + self.optimizer + self.reference + self.base
 
     @property
     def in_update(self) -> int:
         """While an update runs."""
-        return self.parameters + self.optimizer + self.gradients + self.reference
+        return self.always + self.gradients
+
+    @property
+    def caches(self) -> int:
+        """Of samples that are drawn or wait."""
+        return self.prompt_cache + self.sample_cache + self.parked
 
     @property
     def in_rollout(self) -> int:
         """While samples are drawn."""
-        return (self.parameters + self.optimizer + self.reference + self.weights
-                + self.prompt_cache + self.sample_cache + self.parked)
+        return self.always + self.merged + self.moved + self.weights + self.caches
 
 
 def on_device(tree: types.Tree) -> int:
@@ -49,16 +60,21 @@ def on_device(tree: types.Tree) -> int:
                for leaf in jax.tree.leaves(tree))
 
 
-def held(update_programs: update.Programs, rollout: rollout_programs.Programs) -> Held:
+def held(planned: programs.Plan, made: sources.Sources) -> Held:
     """What the programs' arguments take, on each device."""
-    state, sums = programs.given(update_programs.apply)
-    weights, slots, *_ = programs.only(rollout.decode).arguments
-    reference = [programs.given(scorer)[0] for scorer in update_programs.reference.values()]
+    learner = made.update(slots=0)
+    state, sums = programs.given(learner.apply)
+    weights, slots, *_ = sources.one(made, "decode").arguments
+    reference = [programs.given(scorer)[0] for scorer in learner.reference.values()]
+    base = made.merge.arguments[0] if made.merge else {}
+    shared = base and not planned.phase.reference  # the base is the reference itself
+    pool = sources.one(made, "store").arguments[0] if "store" in sources.names(made) else ()
     return Held(
         on_device(state.params), on_device(state.opt_state), on_device(sums[0]),
-        on_device(reference[0]) if reference else 0, on_device(weights), on_device(slots.cache),
-        on_device(slots.own),
-        on_device(programs.given(rollout.parking.store)[0]) if rollout.parking else 0)
+        on_device(reference[0]) if reference and not shared else 0, on_device(weights),
+        on_device(slots.cache), on_device(slots.own), on_device(pool), on_device(base),
+        on_device(base and base["blocks"]),
+        on_device(sources.one(made, "prefill").arguments[0]) if made.move else 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +97,15 @@ class Split:
 
 def split(accumulate: programs.Program) -> Split:
     """What one device does of a microbatch."""
-    batch, shape = programs.batch_of(accumulate), dict(accumulate.mesh.shape)
-    parts = shape["data"] * shape["fsdp"]
-    slots, rows, width = batch.tokens.shape[-3:]
-    return Split(max(1, slots // parts), batch.prompt_tokens.shape[-1], rows, width,
-                 shape["tensor"], parts, 1 / (shape["fsdp"] * shape["tensor"]))
+    batch = programs.batch_of(accumulate)
+    return of_rows(accumulate.mesh, batch.prompt_tokens.shape[-1], batch.tokens.shape[-3:])
+
+
+def of_rows(mesh: mesh_lib.AnyMesh, prompt: int, tokens: tuple[int, ...]) -> Split:
+    """What one device does of slots, rows and tokens of a row after prompts of so many tokens."""
+    parts, (slots, rows, width) = mesh_lib.batch_parts(mesh), tokens
+    return Split(max(1, slots // parts), prompt, rows, width, mesh.shape["tensor"], parts,
+                 1 / (mesh.shape["fsdp"] * mesh.shape["tensor"]))
 
 
 def saved_of_token(saved: Sequence[jax.core.ShapedArray], spec: ModelSpec, part: Split) -> float:
@@ -131,12 +151,35 @@ def accumulate_temporary(
 def score_temporary(spec: ModelSpec, part: Split, *, head_chunk: int) -> float:
     """Bytes that log-probs of a microbatch need: no gradient, so no block keeps anything."""
     size = jnp.dtype(spec.compute_dtype).itemsize
-    blocks = part.kept * spec.layers * _block_numbers(spec)
-    cast = blocks * size if spec.param_dtype != spec.compute_dtype else 0.0
     answers = part.slots * part.rows * part.width
     head = (spec.vocab * spec.d_model * size + FLOAT * min(head_chunk, answers) * spec.vocab
             ) / part.tensor
-    return cast + max(_block_pass(spec, part), head) + 2 * part.tokens * spec.d_model * size
+    return _cast(spec, part) + max(_block_pass(spec, part), head) + _stream(spec, part)
+
+
+def states_temporary(spec: ModelSpec, part: Split) -> float:
+    """Bytes that mean hidden states of completions need: prompts are run first, and their keys and
+    values kept."""
+    return _cast(spec, part) + _block_pass(spec, part) + _stream(spec, part) + prompt_cache(
+        spec, part)
+
+
+def extend_temporary(spec: ModelSpec, part: Split, *, contexts: float) -> float:
+    """Bytes that appending tokens to a device's `contexts` (bytes of them) needs: the contexts
+    taken out and with the new keys in, and a pass of the tokens, which are rows without prompts."""
+    return _cast(spec, part) + _block_pass(spec, part) + _stream(spec, part) + 2 * contexts
+
+
+def _stream(spec: ModelSpec, part: Split) -> float:
+    """Bytes of what goes from block to block, twice."""
+    return 2 * part.tokens * spec.d_model * jnp.dtype(spec.compute_dtype).itemsize
+
+
+def _cast(spec: ModelSpec, part: Split) -> float:
+    """Bytes of the blocks' parameters in the compute dtype, where that is another."""
+    blocks = part.kept * spec.layers * _block_numbers(spec)
+    size = jnp.dtype(spec.compute_dtype).itemsize
+    return blocks * size if spec.param_dtype != spec.compute_dtype else 0.0
 
 
 def _block_numbers(spec: ModelSpec) -> int:
@@ -178,11 +221,9 @@ def prefill_temporary(spec: ModelSpec, part: Split) -> float:
     the parameters in the compute dtype, a block's matrices, a block's products and the caches once
     more, since they are laid out anew."""
     size = jnp.dtype(spec.compute_dtype).itemsize
-    blocks = part.kept * spec.layers * _block_numbers(spec)
-    cast = blocks * size if spec.param_dtype != spec.compute_dtype else 0.0
     block = _block_numbers(spec) / part.tensor * size
     of_token = (2 * spec.ff + 4 * spec.heads * spec.head_size) / part.tensor + 4 * spec.d_model
-    return cast + block + part.tokens * of_token * size + prompt_cache(spec, part)
+    return _cast(spec, part) + block + part.tokens * of_token * size + prompt_cache(spec, part)
 
 
 def prompt_cache(spec: ModelSpec, part: Split) -> float:

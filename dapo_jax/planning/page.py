@@ -7,17 +7,25 @@ from typing import Any
 import rich.console
 import rich.table
 
+from dapo_jax.planning import sources
+
 GIB = 2 ** 30
-KINDS = {"parameters": "parameters", "optimizer": "optimizer", "gradients": "summed gradients",
-         "reference": "reference model", "weights": "the sampler's weights",
+KINDS = {"parameters": "parameters that are trained", "base": "parameters under the adapter",
+         "optimizer": "optimizer", "gradients": "summed gradients", "reference": "reference model",
+         "merged": "blocks with the adapter in them",
+         "moved": "parameters on the sampler's mesh", "weights": "the sampler's weights",
          "prompt_cache": "caches of prompts", "sample_cache": "caches of samples",
          "parked": "contexts of samples that wait"}
 PROGRAMS = {"update": "activations: gradient of a microbatch", "apply": "optimizer step",
             "log-probs, old": "log-probs of the policy",
             "log-probs, reference": "log-probs of the reference",
+            "states": "hidden states of completions", "merge": "adapter merged",
+            "move": "parameters moved to the sampler's mesh",
             "weights": "weights made for the sampler", "prefill": "prompts run",
             "admit": "prompts put into slots", "decode": "a token of each row drawn",
-            "resize": "slots moved to fewer or more"}
+            "resize": "slots moved to fewer or more",
+            "lines": "contexts taken out of slots", "store": "contexts kept",
+            "extend": "replies appended to contexts", "seat": "contexts put into slots"}
 RESOURCES = {"compute": "compute", "memory": "HBM", "links": "links", "network": "network"}
 
 
@@ -35,6 +43,8 @@ def text(figures: Mapping[str, Any]) -> str:
 
 def _title(figures: Mapping[str, Any]) -> str:
     mesh, chip = _mesh(figures["mesh"]), figures["chip"]
+    if figures["sampler"] != figures["mesh"]:
+        mesh += f" (while samples are drawn: {_mesh(figures['sampler'])})"
     network = f", {chip['network'] / 1e9:g} GB/s between nodes of {chip['node']}" if (
         chip["node"]) else ""
     return (f"{figures['slice']}, mesh {mesh}; the model's shape is from {figures['model']}. A "
@@ -61,8 +71,8 @@ def _table(title: str, *columns: str) -> rich.table.Table:
 def _memory(figures: Mapping[str, Any]) -> rich.table.Table:
     table = _table("GiB on each device", "kind", "update", "rollout", "from")
     held = figures["held"]
-    sides = {"gradients": "update", "weights": "rollout", "prompt_cache": "rollout",
-             "sample_cache": "rollout", "parked": "rollout"}
+    sides = {"gradients": "update", **dict.fromkeys(
+        ("merged", "moved", "weights", "prompt_cache", "sample_cache", "parked"), "rollout")}
     for kind, label in KINDS.items():
         if held[kind]:
             side = sides.get(kind)
@@ -70,8 +80,7 @@ def _memory(figures: Mapping[str, Any]) -> rich.table.Table:
                           "" if side == "update" else _gib(held[kind]), "shapes")
     for name, one in figures["programs"].items():
         here = _gib(one["temporary"])
-        sides_of = ("", here) if name in ("weights", "prefill", "admit", "decode", "resize") else (
-            here, "")
+        sides_of = ("", here) if name in sources.ROLLOUT else (here, "")
         table.add_row(f"temporary: {PROGRAMS[name]}", *sides_of, one["source"])
     peaks = [figures[side]["peak"] for side in ("update", "rollout")]
     table.add_row("at the peak, one program at a time", *map(_gib, peaks),
@@ -122,17 +131,26 @@ def _sentences(figures: Mapping[str, Any]) -> Sequence[str]:
         state = "fits" if one["peak"] <= figures["room"] else "DOES NOT FIT"
         lines.append(f"{what} on a device: configured {one['slots']:g}, which {state}; the most "
                      f"that fit, of the {one['usable slots']} that a step can use, are "
-                     f"{one['largest slots']} of {one['rows']} rows ({one['found by']}).")
+                     f"{one['largest slots']} of {one['rows']} rows ({_found(one)}).")
     fits = "fit" if row["fits"] else "do NOT fit"
     lines.append(f"Responses of {row['completion']} tokens after prompts of {row['prompt']} {fits} "
                  "without context parallelism (each device holds whole rows); with one slot of one "
                  f"row on a device, the rollout's peak is {_gib(rollout['peak of one row'])} GiB.")
+    if figures["host"]:
+        lines.append(f"All hosts together keep {figures['host']['contexts']} further contexts of "
+                     f"samples that wait: {_gib(figures['host']['bytes'])} GiB.")
     unread = [name for name, one in figures["programs"].items()
               if "TPU" in one["source"] and "TPU" not in one["sent_from"]]
     if unread:
         lines.append(f"The compiler could not print {', '.join(unread)}: what they send is counted "
                      "from shapes.")
     return [*lines, *_about_time(figures)]
+
+
+def _found(one: Mapping[str, Any]) -> str:
+    """How the search ended; what was not tried is guessed, and called so."""
+    guess = f"; guessed from shapes: {one['by shapes']}" if "not tried" in one["found by"] else ""
+    return one["found by"] + guess
 
 
 def _about_time(figures: Mapping[str, Any]) -> Sequence[str]:
@@ -142,7 +160,11 @@ def _about_time(figures: Mapping[str, Any]) -> Sequence[str]:
         f"A step of {time['samples']} samples of {time['mean completion']} tokens, each prompt "
         f"sampled once, takes at least {rollout['seconds']:.0f} s to sample (bound: "
         f"{RESOURCES[rollout['bound']]}) and {update['seconds']:.0f} s to learn from (bound: "
-        f"{RESOURCES[update['bound']]}). Rewards and prompts beyond the batch are not in it.",
+        f"{RESOURCES[update['bound']]}). Rewards and prompts beyond the batch are not in it."
+        + (f" Episodes are reckoned with all of their {time['turns']} turns." if (
+            time["turns"] > 1) else ""),
         "Operations and bytes moved are those of the products in what the compiler is given; of "
         "caches, all that there is room for is read at every token.",
-        f"Planned in {figures['planned in seconds']:.0f} s."]
+        f"Planned in {figures['planned in seconds']:.0f} s" + (
+            f", of {60 * figures['minutes']:.0f} for compiling (--minutes={figures['minutes']:g})."
+            if figures["minutes"] is not None else ".")]

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
 
-from dapo_jax import config, setup_phases, types
-from dapo_jax.learner import algorithms, packing, update
+from dapo_jax import config, setup_adapter, setup_phases, types
+from dapo_jax.buffer import select
+from dapo_jax.learner import algorithms, features, packing, update
 from dapo_jax.models import attention, gguf, hf, presets
 from dapo_jax.models import spec as specs
-from dapo_jax.rollout import draw
+from dapo_jax.rollout import draw, resharding
 from dapo_jax.rollout import programs as rollout_programs
+from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import load
 
 
@@ -22,7 +23,7 @@ class Program:
     """A jitted function and shapes of its arguments."""
 
     function: jax.stages.Wrapped
-    mesh: Mesh | AbstractMesh
+    mesh: mesh_lib.AnyMesh
     arguments: tuple[types.Tree, ...]
 
 
@@ -39,17 +40,17 @@ class Plan:
     notes: tuple[str, ...] = ()  # what was changed to be planned
 
 
-def program(function: jax.stages.Wrapped, mesh: Mesh | AbstractMesh, *arguments: types.Tree
+def program(function: jax.stages.Wrapped, mesh: mesh_lib.AnyMesh, *arguments: types.Tree
             ) -> Program:
     """A `mesh_lib.Build` that compiles nothing."""
     return Program(function, mesh, arguments)
 
 
-def plan(cfg: config.Config, *, backend: str, parts: int = 1) -> Plan:
+def plan(cfg: config.Config, *, backend: str, parts: int = 1, sampling: int = 0) -> Plan:
     """The configuration's RL phase or, without one, SFT, for a kind of device: "tpu" or "gpu", and
-    slots that are split into `parts`."""
+    slots that are split into `parts`, those of the sampler into `sampling` (0: as many)."""
     name = "rl" if cfg.rl.steps or cfg.rl.epochs else "sft"
-    cfg, notes = _spread(cfg, name, parts)
+    cfg, notes = _spread(cfg, name, parts, sampling or parts)
     phase = getattr(cfg, name)
     algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
     spec, shape_from = _spec(cfg, backend)
@@ -65,19 +66,20 @@ def _traceable(spec: specs.ModelSpec) -> str:
     return "tpu" if able and spec.head_size % 8 == 0 and spec.head_size <= 128 else "blocked"
 
 
-def _spread(cfg: config.Config, name: str, parts: int) -> tuple[config.Config, tuple[str, ...]]:
-    """Numbers of slots raised to what the mesh can split, and what was raised."""
+def _spread(cfg: config.Config, name: str, parts: int, sampling: int
+            ) -> tuple[config.Config, tuple[str, ...]]:
+    """Numbers of slots raised to what the meshes can split, and what was raised."""
     phase, rollout = getattr(cfg, name), cfg.rollout
-    up = lambda number: -(-number // parts) * parts  # noqa: E731
-    asked = {"rollout.slots": rollout.slots[-1]}
-    ladder = tuple(dict.fromkeys(map(up, rollout.slots)))
+    up = lambda number, by: -(-number // by) * by  # noqa: E731
+    asked = {"rollout.slots": (rollout.slots[-1], sampling)}
+    ladder = tuple(dict.fromkeys(up(count, sampling) for count in rollout.slots))
     if not phase.microbatch_tokens:
-        asked[f"{name}.microbatch_slots"] = phase.microbatch_slots
-    notes = tuple(f"config.{field} = {number} does not split over data x fsdp = {parts}: planned "
-                  f"with {up(number)}" for field, number in asked.items() if number % parts)
+        asked[f"{name}.microbatch_slots"] = phase.microbatch_slots, parts
+    notes = tuple(f"config.{field} = {number} does not split over data x fsdp = {by}: planned "
+                  f"with {up(number, by)}" for field, (number, by) in asked.items() if number % by)
+    phase = dataclasses.replace(phase, microbatch_slots=up(phase.microbatch_slots, parts))
     return dataclasses.replace(cfg, **{
-        "rollout": dataclasses.replace(rollout, slots=ladder),
-        name: dataclasses.replace(phase, microbatch_slots=up(phase.microbatch_slots))}), notes
+        "rollout": dataclasses.replace(rollout, slots=ladder), name: phase}), notes
 
 
 def _spec(cfg: config.Config, backend: str) -> tuple[specs.ModelSpec, str]:
@@ -103,7 +105,7 @@ def _spec(cfg: config.Config, backend: str) -> tuple[specs.ModelSpec, str]:
     return presets.spec(model.preset, **chosen), f"the preset {model.preset}"
 
 
-def of_update(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> update.Programs:
+def of_update(planned: Plan, mesh: mesh_lib.AnyMesh, *, slots: int = 0) -> update.Programs:
     """The update's programs; `slots` of a microbatch instead of the configured ones."""
     return update.compile_programs(
         planned.traced, settings(planned), setup_phases.optimizer(planned.phase, 1000), mesh,
@@ -120,7 +122,7 @@ def _name(planned: Plan) -> str:
     return "rl" if planned.phase is planned.cfg.rl else "sft"
 
 
-def pack(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> packing.PackShape:
+def pack(planned: Plan, mesh: mesh_lib.AnyMesh, *, slots: int = 0) -> packing.PackShape:
     """The shape of the phase's microbatches: its longest, in which memory is largest."""
     shape = setup_phases.pack_shape(_name(planned), planned.phase, planned.cfg, mesh)
     shape = dataclasses.replace(shape, prompt_buckets=shape.prompt_buckets[-1:],
@@ -128,7 +130,7 @@ def pack(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0) -> packing
     return dataclasses.replace(shape, slots=slots, tokens=0) if slots else shape
 
 
-def of_rollout(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0, layers: int = 0,
+def of_rollout(planned: Plan, mesh: mesh_lib.AnyMesh, *, slots: int = 0, layers: int = 0,
                beside: bool = False) -> rollout_programs.Programs:
     """The sampler's programs at its most slots, or at `slots`, and longest prompts; with `layers`
     of the model's only, if given; `beside`: at the next smaller number of slots too."""
@@ -143,6 +145,34 @@ def of_rollout(planned: Plan, mesh: Mesh | AbstractMesh, *, slots: int = 0, laye
         slots=rollout.slots[-2:] if beside else (slots or rollout.slots[-1],),
         buckets=planned.cfg.prompts.buckets[-1:],
         chunk=min(rollout.chunk, rollout.max_new_tokens), gather=rollout.gather, build=program)
+
+
+def of_states(planned: Plan, mesh: mesh_lib.AnyMesh) -> features.Programs | None:
+    """What makes the hidden states that a selection reads; None where none does."""
+    cfg, phase = planned.cfg, planned.phase
+    if _name(planned) != "rl" or not any(one.reads_states for one in select.strategies(cfg)):
+        return None
+    shape = features.pack_shape(
+        pack(planned, mesh), prompts=cfg.prompts.buckets[-1:],
+        rows=min(cfg.rollout.rows or phase.samples_per_prompt, phase.samples_per_prompt),
+        completions=config.completion_buckets(phase, cfg.rollout)[-1:])
+    return features.compile_programs(planned.traced, cfg.lora, mesh, pack=shape, build=program)
+
+
+def of_move(planned: Plan, trained: mesh_lib.AnyMesh, sampling: mesh_lib.AnyMesh
+            ) -> Program | None:
+    """What moves the parameters to the sampler's mesh; None where it is the trainer's."""
+    made: Any = resharding.compile_move(planned.traced, trained, sampling, build=program)
+    return made
+
+
+def of_merge(planned: Plan, mesh: mesh_lib.AnyMesh) -> Program | None:
+    """What merges an adapter into the blocks that sample; None where there is no adapter."""
+    adapter = planned.cfg.lora
+    if not adapter.rank:
+        return None
+    made: Any = setup_adapter.compile_merge(planned.traced, adapter, mesh, build=program)
+    return made
 
 
 def rows(planned: Plan) -> int:

@@ -17,14 +17,18 @@ from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
 
 
-def compile_move(spec: ModelSpec, trained: Mesh, sampling: Mesh) -> Callable | None:
-    """Parameters on the trainer's mesh -> the same on the sampler's; None where these are one."""
+def compile_move(
+    spec: ModelSpec, trained: mesh_lib.AnyMesh, sampling: mesh_lib.AnyMesh, *,
+    build: mesh_lib.Build = mesh_lib.compiled,
+) -> Callable | None:
+    """Parameters on the trainer's mesh -> the same on the sampler's; None where these are one.
+    `build` makes the program of a jitted function, the mesh and shapes of the argument."""
     if trained == sampling:
         return None
     here, there = (mesh_lib.model_structs(mesh, spec) for mesh in (trained, sampling))
     move = jax.jit(lambda params: params,
                    out_shardings=jax.tree.map(lambda leaf: leaf.sharding, there))
-    return mesh_lib.compiled(move, trained, here)
+    return build(move, trained, here)
 
 
 def moved_bytes(spec: ModelSpec, trained: Mesh, sampling: Mesh, weights: types.Tree) -> int:
