@@ -225,7 +225,7 @@ def _hear(crew: Crew, nursery: nurseries.Nursery, lose: Lose) -> None:
     kind, value = ("gone", None) if late else nurseries.told(nursery)
     if kind == "failed":
         raise config.ConfigError(f"{crew.name} cannot be used: {value}")
-    nursery.ready = kind == "ready" or (nursery.ready and kind != "gone")
+    nursery.ready = nursery.ready or kind == "ready"
     if kind == "unsafe":
         _log.warning("%s: %s; so its workers are not forked, and each takes as long to start as "
                      "its import does", crew.name, value)
@@ -247,4 +247,5 @@ def _bereave(crew: Crew, nursery: nurseries.Nursery, lose: Lose, *, lost: bool) 
     orphans, crew.workers = crew.workers, []
     for worker in orphans:
         _end(worker)
-        lose(worker, "ended", f"of the process that forked it, {status}")
+        if worker.work:
+            lose(worker, "ended", f"of the process that forked it, {status}")

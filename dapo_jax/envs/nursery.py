@@ -29,6 +29,7 @@ class Nursery:
 
     process: subprocess.Popen
     control: socket.socket
+    mark: str  # the token of the process
     ready: bool = False
 
 
@@ -55,9 +56,9 @@ def open(code: str, mark: str) -> Nursery:
     own.settimeout(ANSWER_SECONDS)
     with its:
         process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=its, stdout=subprocess.DEVNULL,
+            [sys.executable, "-c", code], stdin=its.fileno(), stdout=subprocess.DEVNULL,
             env=processes.surroundings(mark), start_new_session=True)
-    return Nursery(process, own)
+    return Nursery(process, own, mark)
 
 
 def told(nursery: Nursery) -> tuple[str, Any]:
@@ -92,8 +93,10 @@ def end(forked: Forked) -> None:
         with contextlib.suppress(OSError):
             _send(forked.nursery, ["end", forked.number], [])
             kind, value = told(forked.nursery)
-        forked.returncode = value if kind == "ended" else (
-            "unknown, as the process that forked it is gone")
+        if kind != "ended":  # then its next answer would be taken for another
+            forked.nursery.process.kill()
+            value = "unknown, as the process that forked it is gone"
+        forked.returncode = value
     forked.stdin.close()
     forked.stdout.close()
 
@@ -105,7 +108,9 @@ def close(nursery: Nursery) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(nursery.process.pid, signal.SIGKILL)
     nursery.control.close()
-    return nursery.process.wait()
+    status = nursery.process.wait()
+    processes.sweep(nursery.mark)
+    return status
 
 
 def readable(nursery: Nursery) -> bool:

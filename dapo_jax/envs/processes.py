@@ -27,6 +27,11 @@ def numbered(mark: str, number: int) -> str:
     return f"{mark}.{number:09d}."
 
 
+def crew_of(mark: str) -> str:
+    """What begins the tokens of all of several processes, from that of one."""
+    return mark[:mark.rindex(".", 0, -1) + 1]
+
+
 class Process(Protocol):
     """What is used of a subprocess.Popen whose input and output are pipes."""
 

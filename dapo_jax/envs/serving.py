@@ -184,8 +184,9 @@ def _nurse(service: Service) -> None:
         control.send(_line("failed", _fault(service, error)))
         return
     reason = _unsafe(before)
-    control.send(_line("unsafe" if reason else "ready", reason))
+    sys.stdout.flush()  # else each worker would print it again
     gc.freeze()  # a collection would write into pages that all share
+    control.send(_line("unsafe" if reason else "ready", reason))
     children: dict[int, int | str] = {}  # number -> process, or why there is none
     while True:
         message, pipes, _, _ = socket.recv_fds(control, REQUEST, 2)
@@ -198,7 +199,7 @@ def _nurse(service: Service) -> None:
             control.send(_line("ended", _ended(children.pop(number))))
     for child in children.values():
         _ended(child)
-    processes.sweep(os.environ[processes.TOKEN])
+    processes.sweep(processes.crew_of(os.environ[processes.TOKEN]))  # what they started, too
     os._exit(0)
 
 
