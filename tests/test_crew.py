@@ -1,5 +1,6 @@
 """Workers forked from a process that has imported what they serve, and their replacement."""
 
+import ctypes
 import logging
 import os
 import re
@@ -51,6 +52,16 @@ def test_a_forked_worker_has_what_a_fresh_one_has(monkeypatch):
         assert workers.crew.nursery is None
     assert forked[:3] == fresh[:3] == [6, 2, 1]  # three standard ones, two pipes and the listing
     assert forked[3] == forked[4] == 2 and fresh[3] == fresh[4] == 0  # the third process's own
+
+
+def test_a_token_is_written_over_one_of_its_length_only(monkeypatch):
+    monkeypatch.setenv(processes.TOKEN, "")
+    memory = ctypes.create_string_buffer(b"1-a.000000000.")
+    processes.rename(ctypes.addressof(memory), processes.numbered("1-a", 12))
+    assert memory.value.decode() == os.environ[processes.TOKEN] == "1-a.000000012."
+    assert processes.crew_of("1-a.000000012.") == "1-a."
+    with pytest.raises(ValueError, match="not as long"):
+        processes.rename(ctypes.addressof(memory), "1-a.0000000123.")
 
 
 def test_forked_workers_draw_numbers_of_their_own(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from typing import IO, Any
 from dapo_jax.envs import processes
 
 ANSWER_SECONDS = 10.0  # until a request is answered, else the nursery counts as gone
-LONGEST = 1 << 12  # bytes of a message from it
+LONGEST = 1 << 14  # bytes of a message from it
 
 
 @dataclasses.dataclass
