@@ -262,6 +262,12 @@ def main(arguments: Sequence[str]) -> int:
         raise config.ConfigError(f"--lengths={flags['lengths']}: equal or uneven")
     if flags["repeats"] < 1:
         raise config.ConfigError(f"--repeats={flags['repeats']}: at least 1")
+    if cfg.environment.name and kind != "update":
+        raise config.ConfigError(
+            f"bench {kind} times completions of one turn, but config.environment.name = "
+            f"{cfg.environment.name!r}: add --config.environment.name= for the same model without "
+            "it (and reset what that names), or train some steps and read time/rollout and "
+            "time/idle_share, which are of episodes")
     device = jax.devices()[0]
     chip = chips.find(flags["chip"]) if flags["chip"] else chips.of_device(device)
     if kind == "rollout":

@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 
 from dapo_jax import config
-from dapo_jax.envs import environments, episode_pool, episode_rewards, episodes
+from dapo_jax.envs import crew, environments, episode_pool, episode_rewards, episodes
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect, episodes_talk
 from dapo_jax.text import chat as chats
@@ -78,7 +78,7 @@ def try_out(scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]]) ->
     count, pool = min(TRIED, len(records)), scene.pool
     for place in range(count):
         episode_pool.start(pool, place, record=dict(records[place]), seed=place)
-    limit = time.monotonic() + pools.START_SECONDS + scene.seconds
+    limit = time.monotonic() + crew.START_SECONDS + scene.seconds
     answers: list[episode_pool.Answer] = []
     while len(answers) < count:
         if time.monotonic() > limit:

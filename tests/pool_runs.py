@@ -18,12 +18,13 @@ def run(name, texts, records=None, **settings):
 
 def gone(pid, within=10.0):
     limit = time.monotonic() + within
-    while time.monotonic() < limit:
+    while True:
         try:
             with open(f"/proc/{pid}/stat") as file:
                 if file.read().rpartition(")")[2].split()[0] == "Z":
                     return True
         except FileNotFoundError:
             return True
+        if time.monotonic() >= limit:
+            return False
         time.sleep(0.02)
-    return False

@@ -107,3 +107,10 @@ def test_the_coin_lands_on_both_sides_and_the_same_way_twice():
 def test_bad_flags_are_refused(flags, told):
     with pytest.raises(config.ConfigError, match=told):
         bench.main(flags)
+
+
+@pytest.mark.parametrize("kind", ["rollout", "step"])
+def test_an_environment_is_refused_with_what_to_do(kind):
+    with pytest.raises(config.ConfigError, match=rf"bench {kind} .*'calculator': add "
+                       "--config.environment.name= for the same model"):
+        bench.main([kind, "--config=configs/calculator.py"])

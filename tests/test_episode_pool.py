@@ -7,7 +7,7 @@ import hostile_environments
 import pytest
 
 from dapo_jax import config
-from dapo_jax.envs import breaker, episode_play, episode_pool, episodes
+from dapo_jax.envs import breaker, crew, episode_play, episode_pool, episodes
 
 TIMEOUT = 3.0  # seconds: a busy machine must not be late
 
@@ -113,6 +113,37 @@ def test_answers_come_as_they_are_ready_and_all_workers_are_used():
         episode_pool.poll(pool)
     with pytest.raises(RuntimeError, match="closed"):
         episode_pool.start(pool, 0, record={}, seed=0)
+
+
+def test_calls_that_hang_hold_up_nobody_in_a_bounded_number_of_processes():
+    """One worker, and one more while a call is late: the second hang takes that too."""
+    def order(*begins):
+        for ticket, begin in enumerate(begins):
+            episode_pool.start(pool, ticket, record=begin, seed=0)
+        answers, most = [], 0
+        while episode_pool.unanswered(pool):
+            answers += episode_pool.poll(pool, seconds=0.05)
+            most = max(most, len(pool.crew.workers))
+        return [(one.ticket, one.kind) for one in answers], most
+
+    hang, late, fine = {"begin": "hang"}, "timeout", "done"
+    with episode_pool.open("hostile_environments:HOSTILE", limits(bound=100)) as pool:
+        assert order({}) == ([(0, fine)], 1)
+        assert order(hang, {}, {}) == ([(1, fine), (2, fine), (0, late)], 2)
+        assert order(hang, hang, {}, {}) == ([(0, late), (2, fine), (3, fine), (1, late)], 2)
+        assert pool.failures == {late: 3}
+
+
+def test_calls_that_are_not_late_are_no_more_than_there_are_workers():
+    with episode_pool.open("hostile_environments:HOSTILE", limits(workers=2, timeout=60.0)) as pool:
+        crew.more(pool.crew, 4)
+        for ticket in range(6):
+            episode_pool.start(pool, ticket, record={"begin": "slow"}, seed=0)
+        most = 0
+        while episode_pool.unanswered(pool):
+            episode_pool.poll(pool, seconds=0.01)
+            most = max(most, sum(worker.work is not None for worker in pool.crew.workers))
+        assert most == 2 and len(pool.crew.workers) == 4
 
 
 def test_play_ends_at_its_limit_of_time():

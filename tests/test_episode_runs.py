@@ -92,10 +92,14 @@ CHAOS_STEPS = int(os.environ.get("DAPO_JAX_CHAOS_STEPS", "200"))
 
 def test_chaos_costs_neither_the_run_nor_its_learning(tmp_path, monkeypatch):
     """A latency of 50 ms in the median, 0.2 s at the 95th percentile: a tenth of the real ones, as
-    are the limits of time, so that 200 steps take minutes."""
+    are the limits of time, so that 200 steps take minutes.
+
+    A round waits for its last hang, so chaos costs it about a limit of time whatever its length:
+    four workers make a round some three limits long, as it is for 256 episodes on 16 workers.
+    """
     changes = EPISODES | {
-        "rl.steps": CHAOS_STEPS, "environment.workers": 8, "environment.timeout": 0.8,
-        "environment.seconds": 6.0, "checkpoint.every": 0, "rl.prompts_per_step": 12,
+        "rl.steps": CHAOS_STEPS, "environment.workers": 4, "environment.timeout": 0.8,
+        "environment.seconds": 20.0, "checkpoint.every": 0, "rl.prompts_per_step": 12,
         "rl.microbatch_slots": 12, "rollout.slots": (32,)}
     monkeypatch.setenv("CHAOS_SECONDS", "0.05")
     assert runs.run(tmp_path / "calm", changes) == command_line.DONE
@@ -113,17 +117,17 @@ def test_chaos_costs_neither_the_run_nor_its_learning(tmp_path, monkeypatch):
         assert all(line[f"invalid/kind_{kind}"] == count for kind, count in failed.items())
         kinds += failed
     total = sum(line["sampling/samples"] for line in chaos)
-    first, second = 0.1, 0.9 * 0.1  # raised in the first turn of two, or in the second
-    assert kinds["error"] / total == pytest.approx(first + 0.8 * 0.1, abs=0.03), kinds
-    assert kinds["timeout"] / total == pytest.approx(0.05 + 0.8 * 0.05, abs=0.03), (kinds, second)
-    slowest = max(line["time/rollout"] for line in chaos)
-    assert slowest < 6.0 * chaos[0]["sampling/rounds"] * 4
+    for kind, share in (("error", 0.1), ("timeout", 0.05), ("ended", 0.05)):
+        # Of the first turn, or of the second, which four fifths of the episodes reach.
+        wanted = share + 0.8 * share
+        noise = 4 * (wanted * (1 - wanted) / total) ** 0.5
+        assert abs(kinds[kind] / total - wanted) < noise + 0.01, (kind, kinds, total)
+    assert all(line["time/rollout"] < 20.0 * line["sampling/rounds"] for line in chaos)
     learned = [statistics.mean(line["reward/mean"] for line in lines[-20:])
                for lines in (calm, chaos)]
     spread = np.std([line["reward/mean"] for line in calm[-20:]]) / 20 ** 0.5
     assert abs(learned[0] - learned[1]) < 4 * max(spread, 0.02), learned
     speed = [sum(line["sampling/samples"] for line in lines) / sum(
         line["time/rollout"] for line in lines) for lines in (calm, chaos)]
-    # A round takes about a second here, so a hang at its end and workers that start anew (half a
-    # second each) weigh as they would not beside a real model: 0.4 and 0.67 were measured.
-    assert speed[1] >= 0.3 * speed[0], speed
+    print(f"episodes a second, calm and under chaos: {speed}; rewards: {learned}; {kinds}")
+    assert speed[1] >= 0.7 * speed[0], speed

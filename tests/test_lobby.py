@@ -176,10 +176,22 @@ def crowded(clock, *, room, together, episodes, latency=1.0):
 
 
 @pytest.mark.slow
-def test_two_thousand_episodes_at_once_keep_the_device_busy():
+def test_two_thousand_episodes_at_once_keep_the_device_busy_in_bounded_memory(
+        no_device, monkeypatch):
     """One chip: 20 ms a step of 256 slots, 1 s for 20,000 tokens of replies."""
+    hold, held = lobby.hold, []
+
+    def counted(state, one, context):
+        hold(state, one, context)
+        held.append((lobby.holds(state), len(state.contexts)))
+
+    monkeypatch.setattr(lobby, "hold", counted)
     clock, room = fake_device.Clock(step=0.02 / 256, token=1 / 20_000), programs.Room(512, 1024)
     served, most, (busy, passed) = crowded(clock, room=room, together=2000, episodes=6000)
     assert len(served.samples) == 6000 and most > 1000 and passed > 20
     assert busy > 0.9 * passed and served.use.row_use > 0.8
     assert served.use.rerun_tokens < 0.1 * served.use.reply_tokens
+    kept, under_way = (max(column) for column in zip(*held, strict=True))
+    assert 512 < kept <= 1024 < under_way <= 2000  # the host keeps no more than it may
+    (own,) = no_device
+    assert [len(free) for free in own.free] == [512] and not own.contexts

@@ -128,7 +128,7 @@ def test_a_worker_that_stops_before_it_reads_costs_no_item():
     texts = [str(n) + " " * 300_000 for n in range(4)]
     with pool_runs.start("act", timeout=1.0) as workers:
         pool.ready(workers)
-        stopped = workers.workers[0].process.pid
+        stopped = workers.crew.workers[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
         rescue = threading.Timer(10, os.kill, (stopped, signal.SIGKILL))
         rescue.start()  # a pool that waits until the worker reads is freed, and found too slow
@@ -216,7 +216,8 @@ def test_no_items_and_unequal_lengths():
 
 def test_closing_ends_workers_and_may_be_repeated():
     workers = pool_runs.start("act", workers=2)
-    pids = [worker.process.pid for worker in workers.workers]
+    pool.ready(workers)
+    pids = [worker.process.pid for worker in workers.crew.workers]
     pool.close(workers)
     pool.close(workers)
     assert all(pool_runs.gone(pid) for pid in pids)
@@ -225,9 +226,10 @@ def test_closing_ends_workers_and_may_be_repeated():
 def test_a_reward_is_not_interrupted_by_ctrl_c():
     with pool_runs.start("act") as workers:
         pool.ready(workers)
-        os.kill(workers.workers[0].process.pid, signal.SIGINT)
+        pid = workers.crew.workers[0].process.pid
+        os.kill(pid, signal.SIGINT)
         assert pool.score(workers, ["1"], [{}]).valid.all()
-        assert workers.workers[0].process.poll() is None
+        assert not pool_runs.gone(pid, within=0)
 
 
 def test_trivial_answers_are_scored_quickly_once_warm():

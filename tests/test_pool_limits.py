@@ -70,7 +70,8 @@ def test_a_reward_that_writes_into_the_pipe_costs_its_item_only():
 def test_ctrl_c_in_the_middle_of_scoring_leaves_no_process(tmp_path):
     note = tmp_path / "child"
     workers = pool.open("pool_rewards:starts", config.Scoring(timeout=100.0))
-    pids = [worker.process.pid for worker in workers.workers]
+    pool.ready(workers)
+    pids = [worker.process.pid for worker in workers.crew.workers]
 
     def interrupt():
         while not (note.exists() and note.read_text()):

@@ -144,7 +144,7 @@ def run_poison(batches, *, warm):
             poison(workers, number)
         grown = memory() - before
         assert abs(len(os.listdir("/proc/self/fd")) - files) <= 2
-        mark = workers.mark
+        mark = workers.crew.mark
     assert processes._marked(f"{processes.TOKEN}={mark}".encode()) == []
     return grown
 

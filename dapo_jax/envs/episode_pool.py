@@ -3,38 +3,36 @@
 Calls are submitted and answered in any order, so that a slow one holds up nobody. The state of an
 episode is in its answer, not in a worker: a worker that hangs, exits or is killed costs the call it
 was at, and is replaced. A failed call is made again, after a growing pause, only where the
-environment says that this changes nothing outside. Bounded: each call costs at most `retries` + 1
-times `timeout`, and the pauses.
+environment says that this changes nothing outside. A call that takes long gives its seat up: then
+one more worker serves the others, so that a few that hang hold up nobody. Bounded: each call costs
+at most `retries` + 1 times `timeout`, and the pauses; there are at most twice `workers` processes.
 """
 
 import collections
 import dataclasses
+import functools
 import heapq
 import itertools
-import json
 import math
-import os
 import pickle
-import select
-import signal
 import time
 from typing import Any
 
-from dapo_jax import config
 from dapo_jax.envs import breaker as breakers
-from dapo_jax.envs import environments, episode_worker, episodes, processes
-from dapo_jax.envs import pool as scoring
+from dapo_jax.envs import crew as crews
+from dapo_jax.envs import environments, episode_worker, episodes
 
 AGAIN = frozenset({"error", "timeout", "memory", "ended"})  # kinds that another try may mend
 LONGEST_PAUSE = 10.0  # seconds between two tries
 SPARE_RESTARTS = 8  # of workers that die without a call in a row
+LATE = 0.25  # of `timeout`: a call that has taken longer gives its seat up
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Of one environment."""
 
-    workers: int = 1  # processes: calls that are made at once
+    workers: int = 1  # calls that are made at once, but for late ones
     timeout: float = 10.0  # seconds for one call, then its process is killed
     memory_mb: int = 4096  # that a process may allocate; 0: no limit
     retries: int = 2  # of a failed call, where the environment is idempotent
@@ -60,19 +58,7 @@ class _Call:
     body: bytes
     born: float
     tries: int = 0
-
-
-@dataclasses.dataclass
-class Worker:
-    """One process and where the conversation with it stands."""
-
-    process: processes.Process
-    mark: str  # the token of the process and of all it starts
-    deadline: float  # monotonic seconds; infinite while idle
-    ready: bool = False
-    unsent: memoryview = scoring.NOTHING
-    unread: bytes = b""
-    call: _Call | None = None
+    made: float = 0.0  # monotonic seconds, of this try
 
 
 @dataclasses.dataclass
@@ -82,9 +68,8 @@ class Pool:
     name: str
     idempotent: bool
     limits: Limits
-    mark: str
-    numbers: itertools.count
-    workers: list[Worker]
+    crew: crews.Crew
+    numbers: itertools.count = dataclasses.field(default_factory=itertools.count)
     breaker: breakers.Breaker = breakers.Breaker()
     pending: collections.deque = dataclasses.field(default_factory=collections.deque)
     paused: list = dataclasses.field(default_factory=list)  # heap of (due, number, call)
@@ -107,13 +92,14 @@ def open(name: str, limits: Limits = Limits()) -> Pool:
     """
     environment = environments.environment(name)
     environment.ready()
-    pool = Pool(name, environment.idempotent, limits, processes.token(), itertools.count(), [])
-    try:
-        pool.workers.extend(_start(pool) for _ in range(limits.workers))
-    except BaseException:
-        close(pool)
-        raise
-    return pool
+    program = functools.partial(_program, name, limits)
+    return Pool(name, environment.idempotent, limits, crews.open(
+        f"environment {name!r}", program, count=limits.workers, able="play an episode"))
+
+
+def _program(name: str, limits: Limits, nursery: bool) -> str:
+    return episode_worker.program(name, timeout=limits.timeout, memory_mb=limits.memory_mb,
+                                  nursery=nursery)
 
 
 def start(pool: Pool, ticket: Any, *, record: dict, seed: int) -> None:
@@ -128,7 +114,7 @@ def step(pool: Pool, ticket: Any, *, state: bytes, text: str) -> None:
 
 def unanswered(pool: Pool) -> int:
     """Calls whose answers `poll` has not given yet."""
-    at_work = sum(worker.call is not None for worker in pool.workers)
+    at_work = sum(worker.work is not None for worker in pool.crew.workers)
     return at_work + len(pool.pending) + len(pool.paused) + len(pool.finished)
 
 
@@ -138,7 +124,7 @@ def poll(pool: Pool, *, seconds: float = 0.0) -> list[Answer]:
     ConfigError: a worker cannot import the environment. RuntimeError: workers keep ending without
     a call. The pool is closed then.
     """
-    if not pool.workers:
+    if pool.crew.closed:
         raise RuntimeError("the pool of environments is closed")
     limit = time.monotonic() + seconds
     try:
@@ -154,15 +140,11 @@ def poll(pool: Pool, *, seconds: float = 0.0) -> list[Answer]:
 
 def close(pool: Pool) -> None:
     """Kill the workers and what they started; nothing happens to a pool that is closed."""
-    if not pool.workers:
-        return
-    while pool.workers:
-        processes.end(pool.workers.pop().process)
-    processes.sweep(pool.mark)
+    crews.close(pool.crew)
 
 
 def _submit(pool: Pool, ticket: Any, request: tuple) -> None:
-    if not pool.workers:
+    if pool.crew.closed:
         raise RuntimeError("the pool of environments is closed")
     pool.pending.append(_Call(ticket, pickle.dumps(request), time.monotonic()))
 
@@ -171,18 +153,24 @@ def _advance(pool: Pool, seconds: float) -> None:
     """Give idle workers calls, wait for the next event, and act on it."""
     while pool.paused and pool.paused[0][0] <= time.monotonic():
         pool.pending.append(heapq.heappop(pool.paused)[2])
-    for worker in pool.workers:
-        if worker.ready and worker.call is None and _allowed(pool):
+    due = _seated(pool)
+    if pool.paused:
+        due = min(due, pool.paused[0][0])
+    crews.advance(pool.crew, 0.0 if pool.finished else min(seconds, due - time.monotonic()),
+                  take=functools.partial(_take, pool), lose=functools.partial(_lose, pool))
+
+
+def _seated(pool: Pool) -> float:
+    """Fill free seats with calls; when the next of those that are made will be late."""
+    now, limits, late = time.monotonic(), pool.limits, LATE * pool.limits.timeout
+    at_work = [worker.work.made + late for worker in pool.crew.workers if worker.work]
+    made = [due for due in at_work if due > now]
+    crews.more(pool.crew, limits.workers + min(limits.workers, len(at_work) - len(made)))
+    for worker in pool.crew.workers:
+        if len(made) < limits.workers and worker.ready and not worker.work and _allowed(pool):
             _feed(pool, worker)
-    events = _wait(pool, 0.0 if pool.finished else seconds)
-    for slot, worker in enumerate(pool.workers):
-        if worker.process.stdin.fileno() in events:
-            _send(worker)
-        if worker.process.stdout.fileno() in events:
-            if not _receive(pool, worker):
-                _replace(pool, slot, "ended")
-        elif time.monotonic() > worker.deadline:
-            _replace(pool, slot, "timeout")
+            made.append(worker.work.made + late)
+    return min(made, default=math.inf)
 
 
 def _allowed(pool: Pool) -> bool:
@@ -198,63 +186,25 @@ def _allowed(pool: Pool) -> bool:
     return bool(pool.pending)
 
 
-def _feed(pool: Pool, worker: Worker) -> None:
+def _feed(pool: Pool, worker: crews.Worker) -> None:
     pool.breaker = breakers.asked(pool.breaker, bound=pool.limits.bound)
-    worker.call = pool.pending.popleft()
-    worker.call.tries += 1
-    worker.unsent = memoryview(worker.call.body)
-    worker.deadline = time.monotonic() + pool.limits.timeout
+    call = pool.pending.popleft()
+    call.tries, call.made = call.tries + 1, time.monotonic()
+    crews.give(worker, call, call.body, seconds=pool.limits.timeout)
 
 
-def _wait(pool: Pool, seconds: float) -> set[int]:
-    """File descriptors that can be read or written, after at most `seconds`."""
-    poller = select.poll()
-    for worker in pool.workers:
-        poller.register(worker.process.stdout, select.POLLIN)
-        if worker.unsent:
-            poller.register(worker.process.stdin, select.POLLOUT)
-    due = [worker.deadline for worker in pool.workers] + [pause[0] for pause in pool.paused[:1]]
-    left = min(seconds, min(due) - time.monotonic(), 1.0)
-    return {descriptor for descriptor, _ in poller.poll(math.ceil(1000 * max(0.0, left)))}
-
-
-def _send(worker: Worker) -> None:
-    try:
-        worker.unsent = worker.unsent[os.write(worker.process.stdin.fileno(), worker.unsent):]
-    except BrokenPipeError:  # the worker is dead: reading from it says so next
-        worker.unsent = scoring.NOTHING
-
-
-def _receive(pool: Pool, worker: Worker) -> bool:
-    """Take what has come; false at the end of the pipe, or if it is no reply."""
-    data = os.read(worker.process.stdout.fileno(), 1 << 16)
-    *lines, worker.unread = (worker.unread + data).split(b"\n")
-    for line in lines:
-        try:
-            kind, value = json.loads(line)
-        except ValueError:  # the environment found the pipe and wrote into it
-            return False
-        if not _take(pool, worker, kind, value):
-            return False
-    return bool(data) and len(worker.unread) < scoring.LONGEST_REPLY
-
-
-def _take(pool: Pool, worker: Worker, kind: str, value: Any) -> bool:
+def _take(pool: Pool, worker: crews.Worker, kind: str, value: Any) -> bool:
     """Act on one reply; false if the worker is to be replaced."""
-    if kind == "failed":
-        raise config.ConfigError(f"environment {pool.name!r} cannot be used: {value}")
-    if kind == "ready":
-        worker.ready, worker.deadline = True, math.inf
-        return True
-    if worker.call is None or not (kind == "done" or kind in episodes.FAILURES):
+    if worker.work is None or not (kind == "done" or kind in episodes.FAILURES):
         return False
-    _settle(pool, worker, worker.call, kind, value)
+    _settle(pool, worker, kind, value)
     return kind != "memory"  # what it holds on to could fail the next call
 
 
-def _settle(pool: Pool, worker: Worker, call: _Call, kind: str, value: Any) -> None:
+def _settle(pool: Pool, worker: crews.Worker, kind: str, value: Any) -> None:
     """Finish the call that a worker was at, or have it made again later."""
-    worker.call, worker.deadline, now = None, math.inf, time.monotonic()
+    call, now = worker.work, time.monotonic()
+    worker.work, worker.deadline = None, math.inf
     limits, pool.spare = pool.limits, SPARE_RESTARTS
     pool.breaker = breakers.told(pool.breaker, kind not in AGAIN, now, bound=limits.bound,
                                  pause=limits.pause)
@@ -268,20 +218,10 @@ def _settle(pool: Pool, worker: Worker, call: _Call, kind: str, value: Any) -> N
         pool.finished.append(Answer(call.ticket, kind, value, now - call.born, call.tries))
 
 
-def _replace(pool: Pool, slot: int, kind: str) -> None:
-    """Start a worker in place of one that ended or is late; the call it was at has failed."""
-    worker = pool.workers[slot]
-    processes.end(worker.process)
-    processes.sweep(worker.mark)
-    status = worker.process.returncode
-    if not worker.ready:
-        raise config.ConfigError(
-            f"a worker for environment {pool.name!r} ended with status {status} before it was "
-            f"ready, or took over {scoring.START_SECONDS:g} s")
-    if worker.call:
-        if status == -signal.SIGALRM:  # its own alarm, since this process did not get to run
-            kind = "timeout"
-        _settle(pool, worker, worker.call, kind, f"{pool.name}: " + (
+def _lose(pool: Pool, worker: crews.Worker, kind: str, status: int | str) -> None:
+    """The call that a worker was at has failed with it."""
+    if worker.work:
+        _settle(pool, worker, kind, f"{pool.name}: " + (
             f"no answer within {pool.limits.timeout:g} s" if kind == "timeout"
             else f"its worker ended with status {status}"))
     elif pool.spare:
@@ -289,11 +229,3 @@ def _replace(pool: Pool, slot: int, kind: str) -> None:
     else:
         raise RuntimeError(f"workers for environment {pool.name!r} keep ending without a call, "
                            f"the last with status {status}")
-    pool.workers[slot] = _start(pool)
-
-
-def _start(pool: Pool) -> Worker:
-    mark = f"{pool.mark}.{next(pool.numbers)}."
-    program = episode_worker.program(pool.name, timeout=pool.limits.timeout,
-                                     memory_mb=pool.limits.memory_mb)
-    return Worker(processes.start(program, mark), mark, time.monotonic() + scoring.START_SECONDS)

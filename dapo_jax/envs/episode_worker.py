@@ -1,58 +1,51 @@
-"""One process in which an environment runs: reads a request, answers it. See episode_pool.py.
+"""An environment in a worker process: reads a request, answers it. See episode_pool.py.
 
 A request is a pickled tuple, ("start", record, seed) or ("step", state, text), whose state is the
-bytes that an earlier reply held: only workers ever unpickle one. A reply is a line of JSON, [kind,
-value]: "ready", "failed", "done" with what was asked for, or a kind of episodes.FAILURES with a
-message.
+bytes that an earlier reply held: only workers ever unpickle one. A reply, beside those of
+serving.py, is "done" with what was asked for, or a kind of episodes.FAILURES with a message.
 """
 
 import base64
 import os
 import pickle
 import signal
-import sys
-import threading
 import traceback
-from typing import Any
+from typing import Any, BinaryIO
 
-from dapo_jax.envs import environments, episodes, faults, parts
-from dapo_jax.envs import worker as serving
+from dapo_jax.envs import environments, episodes, faults, parts, serving
 
 LARGEST_STATE = 1 << 18  # bytes of a pickle
 
 
-def program(name: str, *, timeout: float, memory_mb: int) -> str:
-    """What a fresh interpreter runs to be a worker of the environment."""
-    return (f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; "
-            f"main({name!r}, timeout={timeout!r}, memory_mb={memory_mb!r})")
+def program(name: str, *, timeout: float, memory_mb: int, nursery: bool) -> str:
+    """What a fresh interpreter runs to be a worker of the environment, or to fork them."""
+    return serving.program(__name__, name, timeout=timeout, memory_mb=memory_mb, nursery=nursery)
 
 
-def main(name: str, *, timeout: float, memory_mb: int) -> None:
+def main(name: str, *, timeout: float, memory_mb: int, nursery: bool) -> None:
     """Serve the environment until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ends the parent, which closes the pipe
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    requests, replies = serving.private_pipes()
-    threading.Thread(target=serving.leave_with_parent, args=(requests.fileno(),),
-                     daemon=True).start()
-    try:
-        serving.limit_memory(memory_mb)
-        environment = environments.environment(name)
-        environment.ready()
-        serving.reply(replies, "ready", None)
-        here = os.getpid()
-        while True:
-            request = pickle.load(requests)
-            # Should the parent be gone, and a C function keep the interpreter from noticing.
-            signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
-            kind, value = answer(environment, request)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if os.getpid() != here:
-                os._exit(0)  # the environment forked, and the child came back from it too
-            serving.reply(replies, kind, value)
-    except EOFError:
-        return
-    except BaseException as error:  # also SystemExit, from a module that exits while imported
-        serving.reply(replies, "failed", f"{type(error).__name__}: {error}")
+    serving.run(serving.Service(
+        lambda: _prepared(name),
+        lambda environment, request, replies: _serve(environment, request, timeout, replies),
+        memory_mb, "config.environment.memory_mb"), nursery=nursery)
+
+
+def _prepared(name: str) -> episodes.Environment:
+    environment = environments.environment(name)
+    environment.ready()
+    return environment
+
+
+def _serve(environment: episodes.Environment, request: tuple, timeout: float,
+           replies: BinaryIO) -> None:
+    here = os.getpid()
+    # Should the parent be gone, and a C function keep the interpreter from noticing.
+    signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
+    kind, value = answer(environment, request)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if os.getpid() != here:
+        os._exit(0)  # the environment forked, and the child came back from it too
+    serving.reply(replies, kind, value)
 
 
 def answer(environment: episodes.Environment, request: tuple) -> tuple[str, Any]:
