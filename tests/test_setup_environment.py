@@ -1,10 +1,14 @@
 """An environment in the configuration: what it cannot be together with, and what opens it."""
 
+import dataclasses
+import math
+
 import pytest
 import runs
 import tiny_config
 
 from dapo_jax import config, config_checks, setup, setup_environment
+from dapo_jax.envs import calculator, environments
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import episodes_talk
 from dapo_jax.text import plain
@@ -56,6 +60,45 @@ def test_an_environment_brings_its_own_problems(name):
     assert len(parts.train_table) == 60 and len(parts.eval_table) == 6
     asked = {record["prompt"] for record in parts.train_table.records}
     assert not asked & {record["prompt"] for record in parts.eval_table.records}
+
+
+def made(*records):
+    return lambda **given: list(records)
+
+
+def falls(**given):
+    raise LookupError("on purpose")
+
+
+PROBLEM = {"prompt": "x", "answer": "1"}
+
+
+@pytest.mark.parametrize("records, message", [
+    (falls, r"records raised LookupError: on purpose \(.*test_setup_environment.py:\d+\)"),
+    (lambda: None, "records raised TypeError"), (lambda **given: None, "records raised TypeError"),
+    (made("x"), "problem 0 that records made for 'train' is 'x'; it must be a dict whose"),
+    (made(PROBLEM | {"prompt": 3}), "whose 'prompt' is a text or messages"),
+    (made(PROBLEM, {"prompt": "x"}), "problem 1 .* an 'answer'"),
+    (made(PROBLEM | {"seen": {1, 2}}), "has 'seen': {1, 2}, which is not the same"),
+    (made(PROBLEM | {"at": (1, 2)}), "has 'at'"), (made(PROBLEM | {"at": math.nan}), "has 'at'"),
+    (made(PROBLEM | {"by": {1: 2}}), "has 'by'"), (made(PROBLEM | {"own": print}), "has 'own'")])
+def test_problems_of_an_environment_that_cannot_be_used_are_named(monkeypatch, records, message):
+    own = dataclasses.replace(calculator.ENVIRONMENT, records=records)
+    monkeypatch.setattr(environments, "environment", lambda name: own)
+    with pytest.raises(config.ConfigError, match=f"environment 'calculator': .*{message}"):
+        environments.build(configured(), "train")
+
+
+@pytest.mark.parametrize("raised", [LookupError("no licence"), SystemExit("no licence")])
+def test_an_environment_that_is_not_ready_is_refused_in_words(monkeypatch, raised):
+    def ready():
+        raise raised
+
+    own = dataclasses.replace(calculator.ENVIRONMENT, ready=ready)
+    monkeypatch.setattr(environments, "environment", lambda name: own)
+    judge = setup_environment.judge(configured(), plain.characters(ALPHABET), "")
+    with pytest.raises(config.ConfigError, match="ready raised .*: no licence"), judge:
+        raise AssertionError("it was opened")
 
 
 def test_a_run_without_an_environment_is_scored_by_a_pool():
