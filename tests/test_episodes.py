@@ -179,7 +179,7 @@ def test_what_the_protocol_does_not_allow_is_named():
     for field, value in [("reply", None), ("reply", "x" * (episodes.LONGEST_TEXT + 1)),
                          ("reply", "\U0001f600" * (episodes.LONGEST_TEXT // 11)),
                          ("reply", "\ud800"), ("reward", math.nan), ("reward", np.float32("nan")),
-                         ("reward", "1"), ("reward", 1j), ("reward", None), ("reward", 1e300),
+                         ("reward", "1"), ("reward", 1j), ("reward", None), ("reward", 1e26),
                          ("reward", -10**400), ("done", 1), ("done", np.True_),
                          ("parts", {"a": math.inf}), ("parts", {1: 1.0}), ("parts", []),
                          ("parts", None), ("parts", {"": 1.0}), ("parts", {"a\n": 1.0}),

@@ -21,6 +21,7 @@ FAILURES = faults.KINDS | {
     "refused": "the environment kept failing, and is left alone for a while",
 }
 LONGEST_TEXT = 1 << 19  # bytes, as JSON, of a turn's reply, or of the messages that a start tells
+MOST = 1e25  # of a reward or a part: sums over turns, with any weight, stay finite in f32
 MOST_PARTS = 64
 LONGEST_NAME = 100  # characters of a part's name
 
@@ -119,14 +120,14 @@ def fault_of_turn(turn: Any) -> str:
     if fault := _fault_of_text(turn.reply):
         return f"Turn.reply {fault}"
     if not _is_finite(turn.reward):
-        return f"Turn.reward = {turn.reward!r:.80} is no finite number"
+        return f"Turn.reward = {turn.reward!r:.80} is no finite number of at most {MOST:g}"
     if not isinstance(turn.done, bool):
         return f"Turn.done = {turn.done!r:.80} is neither True nor False of Python itself"
     if not isinstance(turn.parts, Mapping) or len(turn.parts) > MOST_PARTS or not all(
             isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
             and _is_finite(value) for name, value in turn.parts.items()):
         return (f"Turn.parts must hold at most {MOST_PARTS} printable names of at most "
-                f"{LONGEST_NAME} characters, with a finite number each")
+                f"{LONGEST_NAME} characters, with a finite number of at most {MOST:g} each")
     return ""
 
 
@@ -158,4 +159,4 @@ def _fault_of_text(text: Any) -> str:
 
 def _is_finite(value: Any) -> bool:
     """NaN is not: no comparison with it holds. An int is compared as it is, however large."""
-    return parts.is_number(value) and bool(abs(value) <= parts.F32_MAX)
+    return parts.is_number(value) and bool(abs(value) <= MOST)
