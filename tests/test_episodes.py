@@ -198,6 +198,17 @@ def test_what_the_protocol_does_not_allow_is_named():
         assert episodes.fault_of_start(bad)
 
 
+@pytest.mark.parametrize("text, message", [
+    ("def x(:\n", r"SyntaxError: invalid syntax \(broken_game.py, line 1\)"),
+    ("raise SystemExit(3)\n", "SystemExit: 3"), ("1 / 0\n", "ZeroDivisionError"),
+    ("import no_such\n", "ModuleNotFoundError: No module named 'no_such'$")])
+def test_a_module_that_cannot_be_imported_is_refused_in_words(tmp_path, monkeypatch, text, message):
+    (tmp_path / "broken_game.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(config.ConfigError, match=f"cannot import module 'broken_game': {message}"):
+        environments.environment("broken_game:X")
+
+
 def test_an_environment_is_found_by_name_or_refused_with_near_names():
     assert environments.environment("calculator") is calculator.ENVIRONMENT
     assert environments.environment("dapo_jax.envs.guess_number:ENVIRONMENT").name == "guess_number"

@@ -33,8 +33,16 @@ def configured(**changes):
     ({"task.chat": True}, "whose message a reply is: set it to 'user'"),
     ({"environment.name": "", "environment.credit": "discounted"}, "without an environment"),
     ({"environment.name": "", "task.name": "environment"}, "set config.environment.name"),
-    ({"environment.turns": 0}, "environment.turns is 0; it must be at least 1"),
-    ({"environment.seconds": 0.0}, "environment.seconds"),
+    ({"environment.turns": 0}, "environment.turns is 0; it must be from 1 to"),
+    ({"environment.turns": 10**12}, "environment.turns is 1000000000000; it must be from 1 to"),
+    ({"environment.seconds": 0.0}, "environment.seconds is"),
+    ({"environment.seconds": math.nan}, "environment.seconds is nan"),
+    ({"environment.parked": -1}, "environment.parked is -1; it must be from 0"),
+    ({"environment.parked_host": 10**9}, "environment.parked_host is"),
+    ({"environment.reply_lag": 10**9}, "environment.reply_lag is"),
+    ({"environment.discount": 2.0, "environment.credit": "discounted"}, "discount is 2.0; it must"),
+    ({"environment.demonstrated": 1.5}, "environment.demonstrated is 1.5; it must be from 0 to 1"),
+    ({"environment.role": "system"}, r"role is 'system'; allowed: '' \(nothing\), user, tool"),
     ({"environment.credit": "best"}, "allowed: terminal, discounted")])
 def test_contradictions_are_refused_with_what_to_do(changes, message):
     with pytest.raises(config.ConfigError, match=message):
@@ -44,6 +52,14 @@ def test_contradictions_are_refused_with_what_to_do(changes, message):
 @pytest.mark.parametrize("changes, message", [
     ({"environment.name": "calculater"}, "no environment 'calculater'; did you mean calculator"),
     ({"environment.name": "talk_environments:FAULT"}, "did you mean FAULTY"),
+    ({"environment.name": "talk_environments:step"}, "no episodes.Environment; it has FAULTY, CH"),
+    ({"environment.name": "talk_environments.py:FAULTY"}, "write it as for import, without .py"),
+    ({"environment.name": "./talk_environments:FAULTY"}, "write it as for import"),
+    ({"environment.name": "no_such:X"}, "named 'no_such': modules are looked for in this folder"),
+    ({"environment.name": "wrong_environments:START"}, r"start takes \(record\); it is called"),
+    ({"environment.name": "wrong_environments:STEP"}, "step is 3, which cannot be called"),
+    ({"environment.name": "wrong_environments:LATER"}, "step is a coroutine; it must be a plain"),
+    ({"environment.name": "wrong_environments:PARTS"}, "parts = 'calls' must be a tuple of names"),
     ({"task.reward_weights": (("cals", 1.0),)}, "no part 'cals'; did you mean calls"),
     ({"environment.role": "user"}, "comes with none"),
     ({"rollout.stop": ("\n", "no")}, "'no' is of several tokens")])

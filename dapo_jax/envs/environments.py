@@ -1,6 +1,7 @@
 """The environments of several turns, by name."""
 
 import importlib
+import inspect
 import json
 import traceback
 from collections.abc import Callable
@@ -81,12 +82,48 @@ def environment(name: str) -> episodes.Environment:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise config.ConfigError(f"environment {name!r}: cannot import module {module_name!r}: "
-                                 f"{type(error).__name__}: {error}") from error
+                                 f"{type(error).__name__}: {error}{_hint(module_name, error)}"
+                                 ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, episodes.Environment):
+        own = [one for one, value in vars(module).items()
+               if isinstance(value, episodes.Environment)]
         raise config.ConfigError(f"environment {name!r}: {attribute!r} of {module_name!r} is no "
-                                 f"episodes.Environment{config.near(attribute, vars(module))}")
+                                 f"episodes.Environment; it has {', '.join(own) or 'none'}"
+                                 f"{config.near(attribute, own)}")
+    _check(name, found)
     return found
+
+
+def _hint(module: str, error: BaseException) -> str:
+    if module.endswith(".py") or "/" in module or "\\" in module:
+        return ": write it as for import, without .py, such as 'my_games:TWICE'"
+    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+        return ": modules are looked for in this folder and in those of PYTHONPATH"
+    return ""
+
+
+def _check(name: str, found: episodes.Environment) -> None:
+    """ConfigError for functions that cannot be called as those of an environment are."""
+    for what, given, called in (("start", found.start, "(record, seed)"),
+                                ("step", found.step, "(state, text)")):
+        if not callable(given):
+            raise config.ConfigError(f"environment {name!r}: {what} is {given!r:.80}, which cannot "
+                                     "be called")
+        if inspect.iscoroutinefunction(given):
+            raise config.ConfigError(f"environment {name!r}: {what} is a coroutine; it must be a "
+                                     "plain function")
+        try:
+            inspect.signature(given).bind(None, None)
+        except TypeError as error:
+            raise config.ConfigError(f"environment {name!r}: {what} takes "
+                                     f"{inspect.signature(given)}; it is called with {called}: "
+                                     f"{error}") from error
+        except ValueError:  # written in C: it does not tell
+            continue
+    if not isinstance(found.parts, tuple) or not all(isinstance(one, str) for one in found.parts):
+        raise config.ConfigError(f"environment {name!r}: parts = {found.parts!r:.80} must be a "
+                                 "tuple of names")
 
 
 TASK = base.Task("environment", build, "dapo_jax.envs.math:score",  # the reward is never asked
