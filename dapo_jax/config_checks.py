@@ -50,7 +50,8 @@ def _value(value: Any, annotation: Any, choices: tuple[str, ...], where: str) ->
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise config.ConfigError(f"{where} must be {kind.__name__}, not {value!r}")
     if choices and value not in choices:
-        raise config.ConfigError(f"{where} is {value!r}; allowed: {', '.join(choices)}")
+        raise config.ConfigError(f"{where} is {value!r}; allowed: "
+                                 + ", ".join(one or "'' (nothing)" for one in choices))
     return value
 
 
@@ -61,10 +62,8 @@ LEAST: dict[str, float] = {
     "lora.rank": 0, "rollout.max_new_tokens": 1, "rollout.rows": 0, "rollout.chunk": 1,
     "rollout.top_k": 0, "rollout.max_context": 0, "rollout.reward_lag": 0,
     "scoring.workers": 1, "scoring.memory_mb": 0,
-    "environment.turns": 1, "environment.turn_tokens": 0, "environment.workers": 1,
-    "environment.memory_mb": 0, "environment.retries": 0, "environment.backoff": 0,
-    "environment.bound": 1, "environment.pause": 0, "environment.parked": 0,
-    "environment.parked_host": 0, "environment.reply_lag": 0,
+    "environment.turn_tokens": 0, "environment.memory_mb": 0, "environment.backoff": 0,
+    "environment.bound": 1, "environment.pause": 0,
     "filter.tolerance": 0, "dynamic_sampling.carry_steps": 0,
     "dynamic_sampling.max_rounds": 1, "dynamic_sampling.max_prompts": 0,
     "dynamic_sampling.max_empty_steps": 1,
@@ -88,6 +87,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31 - 1), "rollout.temperature": (1e-3, 1e3), "eval.temperature": (1e-3, 1e3),
     "environment.timeout": (1e-3, 1e6), "environment.seconds": (1e-3, 1e6),
     "environment.discount": (0, 1), "environment.demonstrated": (0, 1),
+    "environment.turns": (1, 10_000), "environment.workers": (1, 4096),
+    "environment.retries": (0, 1000), "environment.reply_lag": (0, 1_000_000),
+    "environment.parked": (0, 1_000_000), "environment.parked_host": (0, 1_000_000),
     "scoring.timeout": (1e-3, 1e6), "scoring.failure_reward": (-1e6, 1e6),
     "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
     "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),

@@ -61,7 +61,9 @@ def judge(
     own = cfg.environment
     limits = episode_pool.Limits(own.workers, own.timeout, own.memory_mb, own.retries, own.backoff,
                                  own.bound, own.pause)
-    parts = episode_rewards.weights(weights, environments.environment(own.name))
+    environment = environments.environment(own.name)
+    environments.ready(environment)
+    parts = episode_rewards.weights(weights, environment)
     with episode_pool.open(own.name, limits) as pool:
         yield episodes_talk.Scene(
             pool, _encoder(cfg, tokenizer), tokenizer.decode, parts, cfg.seed, turns=own.turns,

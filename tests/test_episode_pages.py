@@ -110,13 +110,19 @@ def test_the_evaluations_page_holds_every_turn_and_none_becomes_markup():
 def test_the_report_shows_what_was_told_apart(tmp_path):
     rows = [test_report.row(0, 1.0, episode=logged(GOOD)["episode"]),
             test_report.row(1, 0.0, valid=False, episode=logged(BAD)["episode"]),
-            test_report.row(2, 0.0, completion="plain")]
+            test_report.row(2, 0.0, completion="plain"),
+            test_report.row(3, 0.5, episode=logged(calculated(["<calc>1/0</calc>\n"]))["episode"])]
     workdir = test_report.make_run(tmp_path / "run", samples=rows)
     shown = {row["reward"]: row for row in run_files.read(workdir, name="r").samples}
-    good, bad, plain = shown["1"], shown["failed"], shown["0"]
-    assert good["turns"] == [{"text": "<calc>12*34</calc>\n", "reply": "<result>408</result>\n"},
-                             {"text": "408\n", "reply": ""}] and not good["failure"]
-    assert bad["turns"][1] == {"text": NASTY, "reply": ""} and bad["failure"] == f"error: {NASTY}"
+    good, bad, plain, wrong = shown["1"], shown["failed"], shown["0"], shown["0.5"]
+    assert good["turns"] == [
+        {"text": "<calc>12*34</calc>\n", "reply": "<result>408</result>\n", "fault": False,
+         "note": "turn 1 · reward 0 · 0.012 s · calls 1 · tool errors 0"},
+        {"text": "408\n", "reply": "", "note": "turn 2 · reward 1 · 0.012 s", "fault": False}]
+    assert (good["failure"], good["ended"]) == ("", "done")
+    assert bad["turns"][1] == {"text": NASTY, "reply": "", "note": "", "fault": False}
+    assert bad["failure"] == f"error: {NASTY}"
+    assert wrong["turns"][0]["fault"] and "tool errors 1" in wrong["turns"][0]["note"]
     assert "turns" not in plain and plain["completion"] == "plain"
     assert report.main([str(workdir)]) == 0
     assert "<img src=x" not in (workdir / "report.html").read_text()

@@ -173,16 +173,40 @@ def test_seeds_are_those_of_step_group_and_sample():
 def test_what_the_protocol_does_not_allow_is_named():
     good = episodes.Turn("x", 1.0, True)
     assert episodes.fault_of_turn(good) == ""
-    for field, value in [("reply", 3), ("reply", "x" * (episodes.LONGEST_REPLY + 1)),
-                         ("reward", math.nan), ("reward", "1"), ("reward", 1e300), ("done", 1),
-                         ("parts", {"a": math.inf}), ("parts", {1: 1.0}), ("parts", [])]:
-        assert field in episodes.fault_of_turn(dataclasses.replace(good, **{field: value}))
+    for kind in (np.float32, np.float64, np.int8):
+        assert episodes.fault_of_turn(dataclasses.replace(good, reward=kind(-3), parts={
+            "a": kind(2)})) == ""
+    for field, value in [("reply", None), ("reply", "x" * (episodes.LONGEST_TEXT + 1)),
+                         ("reply", "\U0001f600" * (episodes.LONGEST_TEXT // 11)),
+                         ("reply", "\ud800"), ("reward", math.nan), ("reward", np.float32("nan")),
+                         ("reward", "1"), ("reward", 1j), ("reward", None), ("reward", 1e26),
+                         ("reward", -10**400), ("done", 1), ("done", np.True_),
+                         ("parts", {"a": math.inf}), ("parts", {1: 1.0}), ("parts", []),
+                         ("parts", None), ("parts", {"": 1.0}), ("parts", {"a\n": 1.0}),
+                         ("parts", {"a" * 101: 1.0}), ("parts", {"\ud800": 1.0}),
+                         ("parts", {f"p{at}": 1 for at in range(episodes.MOST_PARTS + 1)})]:
+        changed = dataclasses.replace(good, **{field: value})
+        assert f"Turn.{field}" in episodes.fault_of_turn(changed)
     assert "a tuple, not a Turn" in episodes.fault_of_turn(("x", 1.0, True))
     messages = [{"role": "user", "content": "x"}]
     assert episodes.fault_of_start((None, messages)) == ""
     for bad in (None, messages, (None, []), (None, "x"), (None, [{"role": "user"}]),
-                (None, [{"role": "user", "content": 3}])):
+                (None, [{"role": "user", "content": 3}]), (None, [{"role": "user"} | {
+                    "content": "x", "tool": object()}]), (None, [{1: "x"} | messages[0]]),
+                (None, [{"role": "user", "content": "\udfff"}]),
+                (None, [{"role": "user", "content": "x" * 2**18}] * 3)):
         assert episodes.fault_of_start(bad)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("def x(:\n", r"SyntaxError: invalid syntax \(broken_game.py, line 1\)"),
+    ("raise SystemExit(3)\n", "SystemExit: 3"), ("1 / 0\n", "ZeroDivisionError"),
+    ("import no_such\n", "ModuleNotFoundError: No module named 'no_such'$")])
+def test_a_module_that_cannot_be_imported_is_refused_in_words(tmp_path, monkeypatch, text, message):
+    (tmp_path / "broken_game.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(config.ConfigError, match=f"cannot import module 'broken_game': {message}"):
+        environments.environment("broken_game:X")
 
 
 def test_an_environment_is_found_by_name_or_refused_with_near_names():

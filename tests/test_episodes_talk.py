@@ -11,7 +11,7 @@ import pytest
 import talk_environments
 
 from dapo_jax import config, types
-from dapo_jax.envs import episode_pool, episode_rewards, episodes, parts
+from dapo_jax.envs import episode_play, episode_pool, episode_rewards, episodes, parts
 from dapo_jax.rollout import episodes_talk, turns
 from dapo_jax.text import plain, replies
 
@@ -178,6 +178,16 @@ def test_shaping_stands_apart_from_the_reward_and_by_turn(faulty):
         [1.25, 1, 1.25, 1 - length[0], 0], [1 - length[1], 0, 0, 0, 0]], rtol=1e-6)
     with pytest.raises(config.ConfigError, match="give no part 'god'; did you mean good"):
         rewarded(samples, found, (("god", 1.0),))
+
+
+def test_a_new_part_in_every_turn_makes_no_metric_without_end(caplog):
+    found = [episode_play.Episode("x", {}, row, turns=tuple(
+        episode_play.Played("", "", episodes.MOST, False, {f"p{row}_{at}": 1.0}, 0.0)
+        for at in range(9))) for row in range(20)]
+    scores = episode_rewards.scores(found, parts.Weights(named=(("good", 1.0), ("p0_1", 1.0))))
+    names = ["good", "p0_1", "p0_0", *(f"p{at // 9}_{at % 9}" for at in range(2, 63))]
+    assert list(scores.parts) == names and "name 181 parts; the first 64" in caplog.text
+    assert np.isfinite(scores.reward).all()
 
 
 def test_an_episode_that_waits_too_long_fails_and_others_do_not(faulty):

@@ -1,10 +1,14 @@
 """An environment in the configuration: what it cannot be together with, and what opens it."""
 
+import dataclasses
+import math
+
 import pytest
 import runs
 import tiny_config
 
 from dapo_jax import config, config_checks, setup, setup_environment
+from dapo_jax.envs import calculator, environments
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import episodes_talk
 from dapo_jax.text import plain
@@ -29,8 +33,16 @@ def configured(**changes):
     ({"task.chat": True}, "whose message a reply is: set it to 'user'"),
     ({"environment.name": "", "environment.credit": "discounted"}, "without an environment"),
     ({"environment.name": "", "task.name": "environment"}, "set config.environment.name"),
-    ({"environment.turns": 0}, "environment.turns is 0; it must be at least 1"),
-    ({"environment.seconds": 0.0}, "environment.seconds"),
+    ({"environment.turns": 0}, "environment.turns is 0; it must be from 1 to"),
+    ({"environment.turns": 10**12}, "environment.turns is 1000000000000; it must be from 1 to"),
+    ({"environment.seconds": 0.0}, "environment.seconds is"),
+    ({"environment.seconds": math.nan}, "environment.seconds is nan"),
+    ({"environment.parked": -1}, "environment.parked is -1; it must be from 0"),
+    ({"environment.parked_host": 10**9}, "environment.parked_host is"),
+    ({"environment.reply_lag": 10**9}, "environment.reply_lag is"),
+    ({"environment.discount": 2.0, "environment.credit": "discounted"}, "discount is 2.0; it must"),
+    ({"environment.demonstrated": 1.5}, "environment.demonstrated is 1.5; it must be from 0 to 1"),
+    ({"environment.role": "system"}, r"role is 'system'; allowed: '' \(nothing\), user, tool"),
     ({"environment.credit": "best"}, "allowed: terminal, discounted")])
 def test_contradictions_are_refused_with_what_to_do(changes, message):
     with pytest.raises(config.ConfigError, match=message):
@@ -40,6 +52,14 @@ def test_contradictions_are_refused_with_what_to_do(changes, message):
 @pytest.mark.parametrize("changes, message", [
     ({"environment.name": "calculater"}, "no environment 'calculater'; did you mean calculator"),
     ({"environment.name": "talk_environments:FAULT"}, "did you mean FAULTY"),
+    ({"environment.name": "talk_environments:step"}, "no episodes.Environment; it has FAULTY, CH"),
+    ({"environment.name": "talk_environments.py:FAULTY"}, "write it as for import, without .py"),
+    ({"environment.name": "./talk_environments:FAULTY"}, "write it as for import"),
+    ({"environment.name": "no_such:X"}, "named 'no_such': modules are looked for in this folder"),
+    ({"environment.name": "wrong_environments:START"}, r"start takes \(record\); it is called"),
+    ({"environment.name": "wrong_environments:STEP"}, "step is 3, which cannot be called"),
+    ({"environment.name": "wrong_environments:LATER"}, "step is a coroutine; it must be a plain"),
+    ({"environment.name": "wrong_environments:PARTS"}, "parts = 'calls' must be a tuple of names"),
     ({"task.reward_weights": (("cals", 1.0),)}, "no part 'cals'; did you mean calls"),
     ({"environment.role": "user"}, "comes with none"),
     ({"rollout.stop": ("\n", "no")}, "'no' is of several tokens")])
@@ -56,6 +76,45 @@ def test_an_environment_brings_its_own_problems(name):
     assert len(parts.train_table) == 60 and len(parts.eval_table) == 6
     asked = {record["prompt"] for record in parts.train_table.records}
     assert not asked & {record["prompt"] for record in parts.eval_table.records}
+
+
+def made(*records):
+    return lambda **given: list(records)
+
+
+def falls(**given):
+    raise LookupError("on purpose")
+
+
+PROBLEM = {"prompt": "x", "answer": "1"}
+
+
+@pytest.mark.parametrize("records, message", [
+    (falls, r"records raised LookupError: on purpose \(.*test_setup_environment.py:\d+\)"),
+    (lambda: None, "records raised TypeError"), (lambda **given: None, "records raised TypeError"),
+    (made("x"), "problem 0 that records made for 'train' is 'x'; it must be a dict whose"),
+    (made(PROBLEM | {"prompt": 3}), "whose 'prompt' is a text or messages"),
+    (made(PROBLEM, {"prompt": "x"}), "problem 1 .* an 'answer'"),
+    (made(PROBLEM | {"seen": {1, 2}}), "has 'seen': {1, 2}, which is not the same"),
+    (made(PROBLEM | {"at": (1, 2)}), "has 'at'"), (made(PROBLEM | {"at": math.nan}), "has 'at'"),
+    (made(PROBLEM | {"by": {1: 2}}), "has 'by'"), (made(PROBLEM | {"own": print}), "has 'own'")])
+def test_problems_of_an_environment_that_cannot_be_used_are_named(monkeypatch, records, message):
+    own = dataclasses.replace(calculator.ENVIRONMENT, records=records)
+    monkeypatch.setattr(environments, "environment", lambda name: own)
+    with pytest.raises(config.ConfigError, match=f"environment 'calculator': .*{message}"):
+        environments.build(configured(), "train")
+
+
+@pytest.mark.parametrize("raised", [LookupError("no licence"), SystemExit("no licence")])
+def test_an_environment_that_is_not_ready_is_refused_in_words(monkeypatch, raised):
+    def ready():
+        raise raised
+
+    own = dataclasses.replace(calculator.ENVIRONMENT, ready=ready)
+    monkeypatch.setattr(environments, "environment", lambda name: own)
+    judge = setup_environment.judge(configured(), plain.characters(ALPHABET), "")
+    with pytest.raises(config.ConfigError, match="ready raised .*: no licence"), judge:
+        raise AssertionError("it was opened")
 
 
 def test_a_run_without_an_environment_is_scored_by_a_pool():

@@ -61,7 +61,35 @@ def test_in_a_chat_the_episode_is_its_messages():
 
 def test_an_episode_that_is_not_over_is_refused():
     endless = dataclasses.replace(calculator.ENVIRONMENT, shown=lambda record: ["<calc>1</calc>"])
-    with pytest.raises(config.ConfigError, match="'12.34=' is not over after 1 turns"):
+    with pytest.raises(config.ConfigError, match="'12.34=' .*it is not over after 1 turns"):
         shown.with_episodes(RECORDS[2:3], endless, OWN)
     silent = dataclasses.replace(calculator.ENVIRONMENT, shown=None)
     assert shown.with_episodes(RECORDS[:2], silent, OWN) == RECORDS[:2]
+
+
+def _fails(*given):
+    raise LookupError("on purpose")
+
+
+def _changes(record, seed):
+    record["answer"] = "0"
+    return calculator.start(record, seed)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"shown": lambda record: record["level"]}, r"raised KeyError: 'level' \(.*test_shown.py"),
+    ({"shown": lambda record: ["1\n", "2\n"]}, "it is over before the text '2"),
+    ({"shown": lambda record: []}, "not over after 0 turns"), ({"start": _fails}, "on purpose"),
+    ({"step": _fails}, "LookupError: on purpose"), ({"step": lambda *given: None}, "not a Turn"),
+    ({"start": lambda *given: 3}, "start returned a int")])
+def test_what_cannot_be_shown_is_a_fault_of_the_environment(changes, message):
+    wrong = dataclasses.replace(calculator.ENVIRONMENT, **changes)
+    with pytest.raises(config.ConfigError, match=f"'calculator'.*12.34=.*{message}"):
+        shown.with_episodes(RECORDS[2:3], wrong, OWN)
+
+
+def test_an_environment_that_changes_a_record_changes_its_own():
+    forgetful = dataclasses.replace(calculator.ENVIRONMENT, start=_changes)
+    records = [dict(record) for record in RECORDS[:3]]
+    assert [one["answer"] for one in shown.with_episodes(records, forgetful, OWN)] == [
+        one["answer"] for one in RECORDS[:3]]

@@ -1,12 +1,13 @@
 """Demonstrations that are episodes: what an environment shows, played on it once."""
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dapo_jax import config
 from dapo_jax.data import encoding
-from dapo_jax.envs import episodes
+from dapo_jax.envs import environments, episodes
 
 Record = Mapping[str, Any]
 
@@ -15,14 +16,20 @@ def with_episodes(
     records: Sequence[Record], environment: episodes.Environment, cfg: config.Environment
 ) -> list[Record]:
     """Records with an episode in place of their demonstration, in `demonstrated` of all; which,
-    the prompt alone decides. ConfigError: an episode that is shown is not over at its end.
+    the prompt alone decides. ConfigError: what is shown cannot be played to its end.
 
     Only the model's turns are to be learned. Under a `role` the episode is a chat's messages.
     """
-    if environment.shown is None:
+    show = environment.shown
+    if show is None:
         return list(records)
-    return [_shown(record, environment, environment.shown(record), cfg.role)
-            if _share(record) < cfg.demonstrated else record for record in records]
+
+    def played(record: Record) -> Record:
+        return environments.asked(
+            environment, f"the episode shown for {record['prompt']!r:.80}",
+            lambda: _shown(record, environment, show(copy.deepcopy(record)), cfg.role))
+
+    return [played(record) if _share(record) < cfg.demonstrated else record for record in records]
 
 
 def _share(record: Record) -> float:
@@ -34,17 +41,23 @@ def _share(record: Record) -> float:
 def _shown(
     record: Record, environment: episodes.Environment, texts: Sequence[str], role: str
 ) -> Record:
-    """The record with the episode in which the model writes these texts."""
-    state, _ = environment.start(record, 0)
+    """The record with the episode in which the model writes these texts; ValueError: they do not
+    make a whole one."""
     said: list[tuple[str, str]] = []  # role, text
+    begun = environment.start(copy.deepcopy(record), 0)  # which may change what it gets
+    if fault := episodes.fault_of_start(begun):
+        raise ValueError(fault)
+    state, done = begun[0], False
     for text in texts:
+        if done:
+            raise ValueError(f"it is over before the text {text!r:.80}")
         turn = environment.step(state, text)
-        state = turn.state
+        if fault := episodes.fault_of_turn(turn):
+            raise ValueError(fault)
+        state, done = turn.state, turn.done
         said += [("assistant", text), (role, turn.reply)]
-    if not said or not turn.done:
-        raise config.ConfigError(f"environment {environment.name!r}: the episode that it shows for "
-                                 f"{record['prompt']!r:.80} is not over after {len(said) // 2} "
-                                 "turns")
+    if not done:
+        raise ValueError(f"it is not over after {len(said) // 2} turns")
     said.pop()  # what the environment says at the end is told to nobody
     if role:
         messages = [{"role": one, "content": text} for one, text in said]

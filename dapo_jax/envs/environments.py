@@ -1,6 +1,11 @@
 """The environments of several turns, by name."""
 
 import importlib
+import inspect
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any
 
 from dapo_jax import config
 from dapo_jax.envs import base, episodes
@@ -20,9 +25,50 @@ def build(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, 
         raise config.ConfigError(f"environment {found.name!r} brings no problems of its own: set "
                                  "config.task.name to a task whose records it can play")
     count = cfg.task.train_size if split == "train" else cfg.eval.prompts
+    problems = asked(found, "records", lambda: list(
+        found.records(seed=cfg.seed, split=split, count=count)))
+    for place, record in enumerate(problems):
+        if fault := _fault_of_record(record):
+            raise config.ConfigError(f"environment {found.name!r}: problem {place} that records "
+                                     f"made for {split!r} {fault}")
     made = [record | {"prompt": base.apply_template(cfg.task.template, record["prompt"])}
-            for record in found.records(seed=cfg.seed, split=split, count=count)]
+            for record in problems[:count]]
     return made, {"missing": count - len(made)}
+
+
+def ready(found: episodes.Environment) -> None:
+    """ConfigError: the environment cannot be run on this machine, whatever its `ready` raised."""
+    asked(found, "ready", found.ready)
+
+
+def asked(found: episodes.Environment, what: str, call: Callable[[], Any]) -> Any:
+    """What a function of the environment gives in this process; ConfigError: it raised."""
+    try:
+        return call()
+    except config.ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's function may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise config.ConfigError(
+            f"environment {found.name!r}: {what} raised {type(error).__name__}: {error} "
+            f"({frame.filename}:{frame.lineno})") from error
+
+
+def _fault_of_record(record: Any) -> str:
+    """Why a problem can be neither asked nor logged and played again; empty if it can."""
+    if not (isinstance(record, dict) and {"prompt", "answer"} <= record.keys()
+            and isinstance(record["prompt"], (str, list))):
+        return (f"is {record!r:.80}; it must be a dict whose 'prompt' is a text or messages, with "
+                f"an 'answer', which is {base.NO_ANSWER!r} where no one answer is right")
+    for name, value in record.items():
+        try:
+            same = isinstance(name, str) and json.loads(json.dumps(value)) == value
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            return (f"has {name!r:.40}: {value!r:.80}, which is not the same after it was written "
+                    "as JSON and read again; logs are played again from there")
+    return ""
 
 
 def environment(name: str) -> episodes.Environment:
@@ -36,12 +82,48 @@ def environment(name: str) -> episodes.Environment:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise config.ConfigError(f"environment {name!r}: cannot import module {module_name!r}: "
-                                 f"{type(error).__name__}: {error}") from error
+                                 f"{type(error).__name__}: {error}{_hint(module_name, error)}"
+                                 ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, episodes.Environment):
+        own = [one for one, value in vars(module).items()
+               if isinstance(value, episodes.Environment)]
         raise config.ConfigError(f"environment {name!r}: {attribute!r} of {module_name!r} is no "
-                                 f"episodes.Environment{config.near(attribute, vars(module))}")
+                                 f"episodes.Environment; it has {', '.join(own) or 'none'}"
+                                 f"{config.near(attribute, own)}")
+    _check(name, found)
     return found
+
+
+def _hint(module: str, error: BaseException) -> str:
+    if module.endswith(".py") or "/" in module or "\\" in module:
+        return ": write it as for import, without .py, such as 'my_games:TWICE'"
+    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+        return ": modules are looked for in this folder and in those of PYTHONPATH"
+    return ""
+
+
+def _check(name: str, found: episodes.Environment) -> None:
+    """ConfigError for functions that cannot be called as those of an environment are."""
+    for what, given, called in (("start", found.start, "(record, seed)"),
+                                ("step", found.step, "(state, text)")):
+        if not callable(given):
+            raise config.ConfigError(f"environment {name!r}: {what} is {given!r:.80}, which cannot "
+                                     "be called")
+        if inspect.iscoroutinefunction(given):
+            raise config.ConfigError(f"environment {name!r}: {what} is a coroutine; it must be a "
+                                     "plain function")
+        try:
+            inspect.signature(given).bind(None, None)
+        except TypeError as error:
+            raise config.ConfigError(f"environment {name!r}: {what} takes "
+                                     f"{inspect.signature(given)}; it is called with {called}: "
+                                     f"{error}") from error
+        except ValueError:  # written in C: it does not tell
+            continue
+    if not isinstance(found.parts, tuple) or not all(isinstance(one, str) for one in found.parts):
+        raise config.ConfigError(f"environment {name!r}: parts = {found.parts!r:.80} must be a "
+                                 "tuple of names")
 
 
 TASK = base.Task("environment", build, "dapo_jax.envs.math:score",  # the reward is never asked

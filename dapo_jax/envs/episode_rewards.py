@@ -1,6 +1,7 @@
 """Rewards of episodes: the task's own and its shaping, in all and by turn."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from dapo_jax import config, types
 from dapo_jax.envs import base, episode_play, episodes, parts, shaping
 from dapo_jax.envs import pool as pools
+
+LOG = logging.getLogger(__name__)
 
 
 def weights(pairs: tuple, environment: episodes.Environment) -> parts.Weights:
@@ -24,17 +27,22 @@ def weights(pairs: tuple, environment: episodes.Environment) -> parts.Weights:
 
 def scores(played: Sequence[episode_play.Episode], weighed: parts.Weights) -> pools.Scores:
     """What the episodes earned: the sum of their turns' rewards, none where one failed, and the
-    sum of each part. Failures are counted by kind, apart from those of scorers."""
+    sum of each part, of at most MOST_PARTS names. Failures are counted by kind, apart from those of
+    scorers."""
     valid = np.array([not one.failure for one in played], bool)
     reward = np.array([one.reward for one in played], np.float32)
-    names = dict.fromkeys(name for name, _ in weighed.named) | dict.fromkeys(
-        name for one in played for turn in one.turns for name in turn.parts)
+    names = list(dict.fromkeys(name for name, _ in weighed.named) | dict.fromkeys(
+        name for one in played for turn in one.turns for name in turn.parts))
+    most = max(episodes.MOST_PARTS, len(weighed.named))
+    if len(names) > most:
+        LOG.warning("the turns of %d episodes name %d parts; the first %d are logged: let names of "
+                    "Turn.parts be few", len(played), len(names), most)
     return pools.Scores(
         np.where(valid, reward, 0).astype(np.float32), valid, errors=0, timeouts=0,
         first_failure=next((one.message for one in played if one.failure), ""),
         failures=episode_play.failures(played),
         parts={name: np.where(valid, _by_turn(played, name).sum(1), 0).astype(np.float32)
-               for name in names})
+               for name in names[:most]})
 
 
 def filled(

@@ -6,7 +6,7 @@ nothing kept between calls, so that any worker can serve any turn and a turn can
 
 import dataclasses
 import hashlib
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +20,10 @@ FAILURES = faults.KINDS | {
     "turn": "start or step returned what the protocol does not allow",
     "refused": "the environment kept failing, and is left alone for a while",
 }
-LONGEST_REPLY = 1 << 17  # characters of a turn's reply
+LONGEST_TEXT = 1 << 19  # bytes, as JSON, of a turn's reply, or of the messages that a start tells
+MOST = 1e25  # of a reward or a part: sums over turns, with any weight, stay finite in f32
 MOST_PARTS = 64
+LONGEST_NAME = 100  # characters of a part's name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,15 +117,17 @@ def fault_of_turn(turn: Any) -> str:
     """What the protocol does not allow in what a step returned; empty if nothing."""
     if not isinstance(turn, Turn):
         return f"step returned a {type(turn).__name__}, not a Turn"
-    if not isinstance(turn.reply, str) or len(turn.reply) > LONGEST_REPLY:
-        return f"Turn.reply must be a text of at most {LONGEST_REPLY} characters"
-    if not _is_number(turn.reward):
-        return f"Turn.reward = {turn.reward!r} is no finite number"
+    if fault := _fault_of_text(turn.reply):
+        return f"Turn.reply {fault}"
+    if not _is_finite(turn.reward):
+        return f"Turn.reward = {turn.reward!r:.80} is no finite number of at most {MOST:g}"
     if not isinstance(turn.done, bool):
-        return f"Turn.done = {turn.done!r} is neither True nor False"
+        return f"Turn.done = {turn.done!r:.80} is neither True nor False of Python itself"
     if not isinstance(turn.parts, Mapping) or len(turn.parts) > MOST_PARTS or not all(
-            isinstance(name, str) and _is_number(value) for name, value in turn.parts.items()):
-        return f"Turn.parts must hold at most {MOST_PARTS} names with a finite number each"
+            isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+            and _is_finite(value) for name, value in turn.parts.items()):
+        return (f"Turn.parts must hold at most {MOST_PARTS} printable names of at most "
+                f"{LONGEST_NAME} characters, with a finite number of at most {MOST:g} each")
     return ""
 
 
@@ -133,14 +137,26 @@ def fault_of_start(found: Any) -> str:
         return f"start returned a {type(found).__name__}, not (state, messages)"
     messages = found[1]
     if not isinstance(messages, list) or not messages or not all(
-            isinstance(message, Mapping) and all(
-                isinstance(message.get(key), str) for key in ("role", "content"))
+            isinstance(message, Mapping) and {"role", "content"} <= message.keys() and all(
+                isinstance(text, str) for pair in message.items() for text in pair)
             for message in messages):
-        return "start must return a list of messages with a role and a content, both texts"
-    return ""
+        return "start must return a list of messages with a role and a content, all of them texts"
+    fault = _fault_of_text("".join(text for message in messages for text in message.values()))
+    return f"what start tells {fault}" if fault else ""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float)) and math.isfinite(value) and (
-        abs(value) <= parts.F32_MAX)
+def _fault_of_text(text: Any) -> str:
+    """Why a text cannot be sent by a worker and kept in a log; empty if it can be."""
+    if not isinstance(text, str):
+        return f"is a {type(text).__name__}, not a text"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair, which no file can hold"
+    size = len(json.dumps(text))
+    return f"is of {size} bytes as JSON, more than {LONGEST_TEXT}" if size > LONGEST_TEXT else ""
 
+
+def _is_finite(value: Any) -> bool:
+    """NaN is not: no comparison with it holds. An int is compared as it is, however large."""
+    return parts.is_number(value) and bool(abs(value) <= MOST)

@@ -61,7 +61,7 @@ def weights(pairs: tuple) -> Weights:
     found: dict[str, float] = {}
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)
-                and pair[0] and _is_number(pair[1]) and abs(pair[1]) <= MOST):
+                and pair[0] and is_number(pair[1]) and abs(pair[1]) <= MOST):
             raise config.ConfigError(f"config.task.reward_weights: {pair!r} is no pair of a part's "
                                      f"name and a weight from {-MOST:g} to {MOST:g}, such as "
                                      "('format', 0.1)")
@@ -120,7 +120,7 @@ def _part(given: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> float:
-    if not _is_number(value):
+    if not is_number(value):
         raise NoScore("type", f"{name} returned a {type(value).__name__}, not a number")
     try:
         number = float(value)
@@ -131,7 +131,8 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a number of Python or numpy, finite or not."""
     if isinstance(value, (bool, int, float)):
         return True
     numpy = sys.modules.get("numpy")  # not imported: then it is no numpy scalar

@@ -141,11 +141,23 @@ def _turns(episode: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the page shows of an episode in place of its completion."""
     if not episode:
         return {}
-    said = [(turn["text"], "" if turn["done"] else turn["reply"]) for turn in episode["turns"]]
-    said += [(episode["last_text"], "")] * bool(episode["last_text"])
+    said = [{"text": _short(turn["text"]), "reply": "" if turn["done"] else _short(turn["reply"]),
+             "note": _note(at, turn), "fault": _faulty(turn)}
+            for at, turn in enumerate(episode["turns"], start=1)]
+    if episode["last_text"]:
+        said.append({"text": _short(episode["last_text"]), "reply": "", "note": "", "fault": False})
     failure = episode["failure"] and f"{episode['failure']}: {episode['message']}"
-    return {"turns": [{"text": _short(text), "reply": _short(reply)} for text, reply in said],
-            "failure": _short(failure)}
+    return {"turns": said, "ended": episode["ended"], "failure": _short(failure)}
+
+
+def _note(at: int, turn: Mapping[str, Any]) -> str:
+    parts = [f"{name.replace('_', ' ')} {number(value)}" for name, value in turn["parts"].items()]
+    return _short(" · ".join([f"turn {at}", f"reward {number(turn['reward'])}",
+                              f"{turn['seconds']:.3f} s", *parts]))
+
+
+def _faulty(turn: Mapping[str, Any]) -> bool:
+    return any(value and "error" in name for name, value in turn["parts"].items())
 
 
 def _short(value: Any) -> str:

@@ -219,10 +219,12 @@ function listed() {
     const card = add(byId("list"), "article"), head = add(card, "div", "head");
     add(head, "span", row.right ? "right" : "wrong", `reward ${row.reward}`);
     for (const text of [placeOf(row), `answer ${row.answer || "–"}`, `${row.length} tokens`,
-      `stopped ${row.stopped}`, `kept ${row.kept}`, row.level && `level ${row.level}`])
+      `stopped ${row.stopped}`, `kept ${row.kept}`, row.level && `level ${row.level}`,
+      row.ended && `ended: ${row.ended}`])
       if (text) add(head, "span", "faint", text);
     add(card, "div", "text prompt", row.prompt).tabIndex = 0;
     for (const turn of row.turns || [{ text: row.completion }]) {
+      if (turn.note) add(card, "div", turn.fault ? "wrong" : "faint", turn.note);
       add(card, "div", "text", turn.text).tabIndex = 0;
       if (turn.reply) add(card, "div", "text told", turn.reply).tabIndex = 0;
     }
