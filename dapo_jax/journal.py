@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import jax
 
-from dapo_jax import config, evaluate, types
+from dapo_jax import config, evaluate, reductions, types
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect
 from dapo_jax.runtime import (
@@ -126,11 +126,12 @@ def write_evaluation(journal: Journal, outcome: evaluate.Outcome, *, step: int) 
 
 
 def write_failed(
-    journal: Journal, fetched: Sequence[types.Metrics], work: Sequence[learner.Work], *, step: int
+    journal: Journal, fetched: Sequence[reductions.Metrics], work: Sequence[learner.Work], *,
+    step: int,
 ) -> None:
     """The microbatches of updates that were skipped."""
     for number, found in enumerate(fetched):
-        if cast(types.Sum, found["policy/skipped"]).value and journal.writer:
+        if cast(reductions.Sum, found["policy/skipped"]).value and journal.writer:
             with _explained(journal.workdir):
                 path = failed_updates.write(
                     journal.workdir, work[number % len(work)].batches, step=step, number=number)
