@@ -1,5 +1,6 @@
 """Flags, help and exit statuses, alike for every `python -m dapo_jax.<name>`."""
 
+import argparse
 import contextlib
 import dataclasses
 import importlib.util
@@ -216,6 +217,13 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
 def _indented(text: str) -> str:
     return textwrap.fill(text, 100, initial_indent=" " * 6, subsequent_indent=" " * 6,
                          break_on_hyphens=False)
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def check_folder(folder: pathlib.Path, *, flag: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import ml_collections
 from ml_collections import config_dict
 
-from dapo_jax import config, config_checks_environment
+from dapo_jax import config, config_checks_effects, config_checks_environment
 
 
 def from_dict(values: ml_collections.ConfigDict) -> config.Config:
@@ -137,6 +137,7 @@ def check(cfg: config.Config) -> config.Config:
              "log.profile_steps", cfg.log.profile_steps, "a tuple of steps, such as (20,)")
     _check_best(cfg)
     config_checks_environment.check(cfg)
+    config_checks_effects.check(cfg)
     return cfg
 
 

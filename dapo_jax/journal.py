@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import jax
 
-from dapo_jax import config, evaluate, types
+from dapo_jax import config, evaluate, reductions, types
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect
 from dapo_jax.runtime import (
@@ -126,12 +126,12 @@ def write_evaluation(journal: Journal, outcome: evaluate.Outcome, *, step: int) 
 
 
 def write_failed(
-    journal: Journal, fetched: Sequence[types.Metrics], *, step: int,
+    journal: Journal, fetched: Sequence[reductions.Metrics], *, step: int,
     work: Callable[[], Sequence[learner.Work]],
 ) -> None:
     """The microbatches of updates that were skipped; `work` packs those of all processes."""
     skipped = [number for number, found in enumerate(fetched)
-               if cast(types.Sum, found["policy/skipped"]).value]
+               if cast(reductions.Sum, found["policy/skipped"]).value]
     if skipped and journal.writer:
         whole = work()
         for number in skipped:

@@ -6,7 +6,7 @@ import pathlib
 import jax
 
 from dapo_jax import config, setup, setup_adapter, setup_phases, types
-from dapo_jax.learner import features, update
+from dapo_jax.learner import features, train_states, update
 from dapo_jax.models import hf
 from dapo_jax.rollout import collect, engine
 from dapo_jax.runtime import loading, tree_store
@@ -83,7 +83,7 @@ def _reference(
     if base is not None and not phase.cfg.reference:
         return base
     kept = pathlib.Path(workdir) / "reference" / phase.name
-    structs = update.reference_structs(parts.spec, parts.mesh, parts.cfg.lora)
+    structs = train_states.reference_structs(parts.spec, parts.mesh, parts.cfg.lora)
     if int(state.step) >= phase.first_step:
         return tree_store.restore(kept, structs)
     path = phase.cfg.reference
@@ -98,6 +98,6 @@ def _reference(
 
 
 def _copy(parts: setup.Parts, params: types.Tree, structs: types.Tree) -> types.Tree:
-    copy = jax.jit(lambda tree: update.reference_params(parts.spec, tree),
+    copy = jax.jit(lambda tree: train_states.reference_params(parts.spec, tree),
                    out_shardings=jax.tree.map(lambda leaf: leaf.sharding, structs))
     return copy(params)

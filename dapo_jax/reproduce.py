@@ -33,12 +33,6 @@ PLAIN_SECONDS = 60.0  # between lines of progress that go to a file
 MOST_SEEDS = 100
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
 def _listed() -> str:
     """The studies and their parts."""
     return "\n".join(f"{name}\n" + "\n".join(
@@ -57,8 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=pathlib.Path, metavar="DIR", help="page: what studies "
                         f"left; {RESULTS} holds what is published", default=RESULTS)
     parser.add_argument("--only", default="", metavar="PART,...", help="parts to run; default: all")
-    parser.add_argument("--seeds", type=_positive, default=3, help="runs of each kind; 3")
-    parser.add_argument("--jobs", type=_positive, default=1,
+    parser.add_argument("--seeds", type=command_line.positive, default=3,
+                        help="runs of each kind; 3")
+    parser.add_argument("--jobs", type=command_line.positive, default=1,
                         help="runs at the same time; 1. More of them disturb each other's times")
     parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model")
     return parser

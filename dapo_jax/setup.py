@@ -18,7 +18,7 @@ from dapo_jax.data import sources, store
 from dapo_jax.data import tables as prompt_tables
 from dapo_jax.dynamic_sampling import budget, controller, order
 from dapo_jax.envs import parts as rewards
-from dapo_jax.learner import update
+from dapo_jax.learner import train_states
 from dapo_jax.models import attention, gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw, programs
@@ -246,7 +246,7 @@ def like_state(parts: Parts, step: int) -> types.RunState:
     phase = next((phase for phase in parts.phases if step <= phase.last_step), parts.phases[-1])
     lora = parts.cfg.lora
     return types.RunState(
-        train=update.state_structs(parts.spec, phase.optimizer, parts.mesh, lora),
+        train=train_states.state_structs(parts.spec, phase.optimizer, parts.mesh, lora),
         base=np.zeros(0, np.uint32) if lora.rank else None, **_host_state(parts))
 
 
@@ -265,7 +265,7 @@ def fresh_train_state(
     parts: Parts, phase: setup_phases.Phase, params: types.Tree
 ) -> types.TrainState:
     """Parameters with the optimizer of `phase` before its first update."""
-    structs = update.state_structs(parts.spec, phase.optimizer, parts.mesh, parts.cfg.lora)
+    structs = train_states.state_structs(parts.spec, phase.optimizer, parts.mesh, parts.cfg.lora)
     placed = jax.tree.map(lambda leaf: leaf.sharding, structs)
     make = jax.jit(phase.optimizer.transform.init, out_shardings=placed.opt_state)
     updates = mesh_lib.put(np.int32(0), placed.updates)

@@ -12,6 +12,7 @@ from dapo_jax.buffer import replay, select
 from dapo_jax.dynamic_sampling import budget
 from dapo_jax.learner import algorithms, optim, packing, update
 from dapo_jax.models import head, hf
+from dapo_jax.models import lora as adapters
 from dapo_jax.models import spec as specs
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.runtime import tree_store
@@ -26,7 +27,7 @@ class Phase:
     algorithm: algorithms.Algorithm
     first_step: int
     steps: int
-    optimizer: update.Optimizer
+    optimizer: optim.Optimizer
     pack: packing.PackShape
     intake: replay.Intake
     max_length: int  # tokens of a completion; not those of a bucket or a packed row
@@ -52,6 +53,8 @@ def phases(
         algorithm = _on_rollouts(name, algorithms.resolve(
             phase.algorithm, where=f"{name}.algorithm"), intake)
         algorithm = _with_choices(algorithm, cfg)
+        if name == "rl":
+            _check_fresh(phase, algorithm, cfg.dynamic_sampling)
         _check_phase(name, phase, algorithm, table=table, rollout=cfg.rollout, mesh=mesh)
         _check_learning(name, phase, algorithm, spec=spec, mesh=mesh, lora=cfg.lora)
         result.append(Phase(
@@ -97,6 +100,27 @@ def _on_rollouts(
             f"parameters, which {algorithm.name!r} does not correct for: set "
             "config.rl.algorithm.old_logprobs to 'recomputed', or leave config.buffer out")
     return dataclasses.replace(algorithm, samples="rollout")
+
+
+def _check_fresh(
+    phase: config.Phase, algorithm: algorithms.Algorithm, dynamic: config.DynamicSampling
+) -> None:
+    """Refuse samples of other parameters where no ratio corrects for them. What learns with
+    advantage 1, from samples that were selected, takes them as they are."""
+    if algorithm.ratio != "none" or algorithm.advantage == "ones":
+        return
+    for field in ("updates_per_step", "epochs_per_batch"):
+        if getattr(phase, field) > 1:
+            raise config.ConfigError(
+                f"config.rl.{field} = {getattr(phase, field)}, but {algorithm.name!r} has ratio "
+                "'none', so that nothing corrects for the updates before the last: set "
+                f"config.rl.algorithm.ratio to 'token' or 'sequence', or config.rl.{field} to 1")
+    if algorithm.filter and dynamic.carry_steps and algorithm.old_logprobs == "sampler":
+        raise config.ConfigError(
+            f"config.dynamic_sampling.carry_steps = {dynamic.carry_steps} lets groups of other "
+            f"parameters wait, but {algorithm.name!r} has ratio 'none' and does not correct for "
+            "them: set config.rl.algorithm.ratio to 'token', or old_logprobs to 'recomputed', or "
+            "carry_steps to 0")
 
 
 def pack_shape(name: str, phase: config.Phase, cfg: config.Config, mesh: mesh_lib.AnyMesh
@@ -161,11 +185,10 @@ def _steps(phase: config.Phase, prompts_in_table: int) -> int:
     return min(phase.steps or most, most)
 
 
-def optimizer(phase: config.Phase, steps: int) -> update.Optimizer:
+def optimizer(phase: config.Phase, steps: int) -> optim.Optimizer:
     """The phase's optimizer; its schedule reckons with the updates of `steps` steps."""
     horizon = steps * phase.updates_per_step * phase.epochs_per_batch
-    return update.Optimizer(optim.transform(phase.optimizer, horizon),
-                            optim.schedule(phase.optimizer, horizon))
+    return optim.optimizer(phase.optimizer, horizon)
 
 
 def _check_phase(
@@ -198,6 +221,8 @@ def _check_learning(
 ) -> None:
     """Refuse patterns of no parameter that is trained (with an adapter: of no part of it), and a
     reference that is not needed or not there."""
+    if lora.rank:
+        adapters.check_rank(spec, lora)
     shapes = mesh_lib.trained_structs(mesh, spec, lora)
     for field in ("no_decay", "freeze"):
         optim.check_patterns(shapes, getattr(phase.optimizer, field),

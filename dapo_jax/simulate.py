@@ -195,12 +195,6 @@ def _publish(given: argparse.Namespace, page: Page) -> None:
             print(path)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
 def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
@@ -208,7 +202,7 @@ def _seed(text: str) -> int:
 
 
 def _sizes(text: str) -> list[int]:
-    values = [_positive(part) for part in text.split(",")]
+    values = [command_line.positive(part) for part in text.split(",")]
     if min(values) < 2:
         raise argparse.ArgumentTypeError("a group of one sample is never informative")
     return values
@@ -238,11 +232,13 @@ def _parser() -> argparse.ArgumentParser:
                       help="fit the seconds of a round in DIR/metrics.jsonl, of all DIRs together")
     parser.add_argument("--sensitivity", action="store_true",
                         help="persistent: also under other drifts of the prompts")
-    parser.add_argument("--runs", type=_positive, default=12, help="independent runs; 12")
-    parser.add_argument("--steps", type=_positive, default=400, help="steps of a run; 400")
+    parser.add_argument("--runs", type=command_line.positive, default=12,
+                        help="independent runs; 12")
+    parser.add_argument("--steps", type=command_line.positive, default=400,
+                        help="steps of a run; 400")
     parser.add_argument("--samples", type=_sizes, default=[8, 16, 32], metavar="G,G,...",
                         help="samples of a group; 8,16,32")
-    parser.add_argument("--groups", type=_positive,
+    parser.add_argument("--groups", type=command_line.positive,
                         help="N, groups of a batch; default: the recorded run's, else 32")
     parser.add_argument("--seed", type=_seed, default=1, help="of all random numbers; 1")
     parser.add_argument("--round-cost", type=_cost, metavar="SECONDS",

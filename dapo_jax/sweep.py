@@ -33,12 +33,6 @@ SOME_FAILED = 1
 PLAIN_SECONDS = 60.0  # between lines of progress that go to a file
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dapo_jax.sweep", description=__doc__, allow_abbrev=False,
@@ -49,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="of the table, as metrics.jsonl names them; default: eval/avg@k and, "
                         "where it is measured, eval/greedy")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--parallel", type=_positive, default=1, metavar="K",
+    what.add_argument("--parallel", type=command_line.positive, default=1, metavar="K",
                       help="runs at the same time; 1. They share cores, memory and devices")
     what.add_argument("--index", metavar="I", help="run the setting of this number, from 0 as "
                       "--dry-run lists them, or of this name, in this process")

@@ -26,6 +26,7 @@ from dapo_jax import (
     config,
     evaluate,
     phases,
+    reductions,
     setup,
     setup_adapter,
     setup_environment,
@@ -250,7 +251,7 @@ def _learn(run: Run, phase_run: phases.PhaseRun, batch: Batch, step: int
     train_state, device_values = learner.learn(
         phase_run.programs, batch.state.train, work, epochs=epochs, base=phase_run.base)
     fetched = mesh_lib.fetch(device_values)
-    values |= types.results(fetched)
+    values |= reductions.results(fetched)
     seconds = time.perf_counter() - packed
     journals.write_failed(
         run.journal, fetched, step=step, work=lambda: work if phase.pack.own is None else prepared(

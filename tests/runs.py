@@ -28,7 +28,7 @@ def configure(changes=()):
 
 @functools.cache
 def _optimizer(cfg, horizon):
-    return update.Optimizer(optim.transform(cfg, horizon), optim.schedule(cfg, horizon))
+    return optim.optimizer(cfg, horizon)
 
 
 def _remembered(function):

@@ -11,13 +11,14 @@ PACKAGE = "dapo_jax"
 
 # From the ground up. A file stands on the highest floor that names it.
 FLOORS = (
-    ("config", "config_*", "types", "command_line", "sweeps",
+    ("config", "config_*", "types", "types_*", "reductions", "command_line", "sweeps",
      "config_reference"),
     ("dynamic_sampling.*", "buffer.*", "learner.*", "models.*", "rollout.draw", "rollout.decode",
      "rollout.seating", "rollout.ledger", "rollout.bounds", "rollout.stops", "rollout.turns",
      "rollout.parked", "rollout.lobby"),
     ("runtime.*", "text.*", "data.*", "envs.*"),
-    ("learner.stacks", "learner.update", "learner.step", "learner.features", "rollout.programs",
+    ("learner.stacks", "learner.train_states", "learner.update", "learner.step",
+     "learner.features", "rollout.programs",
      "rollout.engine", "rollout.resharding", "rollout.parking", "rollout.talking",
      "rollout.episodes_talk", "rollout.episodes_log", "rollout.collect", "rollout.streaming"),
     ("setup", "setup_adapter", "setup_environment", "setup_phases", "phases", "planning.*"),

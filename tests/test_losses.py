@@ -10,7 +10,7 @@ import pytest
 import reference
 from hypothesis import given, strategies
 
-from dapo_jax import types
+from dapo_jax import reductions
 from dapo_jax.learner import algorithms, losses, weights
 
 TOKEN = losses.LossSettings(ratio="token", clip_low=0.2, clip_high=0.28, dual_clip=0.0,
@@ -74,9 +74,9 @@ gradient = jax.jit(eager_gradient, static_argnums=1)
 def values(*parts):
     """Metrics of all parts together, each merged by its own reduction."""
     def value(metrics):
-        if isinstance(metrics[0], types.Max):
+        if isinstance(metrics[0], reductions.Max):
             return max(float(m.value) for m in metrics)
-        if isinstance(metrics[0], types.Effective):
+        if isinstance(metrics[0], reductions.Effective):
             total, squares, count = (sum(float(getattr(m, name)) for m in metrics)
                                      for name in ("total", "squares", "count"))
             return total ** 2 / (squares * count)
@@ -442,8 +442,8 @@ def test_masking_everything_gives_zero_loss_and_zero_gradient(settings):  # B29
         loss, metrics = eager(arrays, settings)
         slope = eager_gradient(arrays, settings)
     assert loss == 0 and (np.array(slope) == 0).all()
-    assert all(float(m.weight) == 0 for m in metrics.values() if isinstance(m, types.Mean))
-    assert all(float(m.value) == 0 for m in metrics.values() if isinstance(m, types.Max))
+    assert all(float(m.weight) == 0 for m in metrics.values() if isinstance(m, reductions.Mean))
+    assert all(float(m.value) == 0 for m in metrics.values() if isinstance(m, reductions.Max))
 
 
 @pytest.mark.parametrize("settings", FEW.values(), ids=FEW)

@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from dapo_jax import command_line, config, export, setup, train
-from dapo_jax.learner import update
+from dapo_jax.learner import train_states
 from dapo_jax.runtime import tree_store
 
 # An SFT step, so that the reference is not what a new run would begin with.
@@ -52,7 +52,7 @@ def test_the_policy_leaves_its_reference_and_the_second_epoch_is_off_policy(whol
 def test_the_reference_is_the_policy_at_the_phase_s_start(whole):
     parts = setup.prepare(runs.configure(ALL))
     kept = tree_store.restore(whole / "reference" / "rl",
-                              update.reference_structs(parts.spec, parts.mesh))
+                              train_states.reference_structs(parts.spec, parts.mesh))
     runs.assert_same_state(jax.tree.map(np.asarray, kept),
                            runs.state(whole, ALL, step=1).train.params)
 
@@ -79,10 +79,11 @@ def test_without_its_reference_a_run_does_not_go_on(tmp_path, whole):
 
 def test_another_run_s_checkpoint_may_be_the_reference(whole):
     parts = setup.prepare(runs.configure(ALL | {"rl.reference": str(whole)}))
-    _, params = tree_store.params_of_run(whole, update.reference_structs(parts.spec, parts.mesh))
+    _, params = tree_store.params_of_run(
+        whole, train_states.reference_structs(parts.spec, parts.mesh))
     runs.assert_same_state(jax.tree.map(np.asarray, params), runs.state(whole, ALL).train.params)
     half = dataclasses.replace(parts.spec, compute_dtype="bfloat16")
-    _, params = tree_store.params_of_run(whole, update.reference_structs(half, parts.mesh))
+    _, params = tree_store.params_of_run(whole, train_states.reference_structs(half, parts.mesh))
     assert params["embedding"].dtype == "bfloat16" and params["norm"].dtype == np.float32
 
 
@@ -101,7 +102,7 @@ def test_a_folder_of_safetensors_may_be_the_reference(whole, tmp_path):
     changes = ALL | {"rl.reference": str(folder)}
     assert runs.run(workdir, changes | {"rl.steps": 1}) == command_line.DONE
     kept = tree_store.restore(workdir / "reference" / "rl",
-                              update.reference_structs(parts.spec, parts.mesh))
+                              train_states.reference_structs(parts.spec, parts.mesh))
     runs.assert_same_state(jax.tree.map(np.asarray, kept), params)
     (first,) = runs.steps(workdir)
     own = runs.steps(whole)[0]["policy/kl_reference"]  # against the policy it began with
@@ -121,7 +122,8 @@ def test_a_reference_of_another_shape_is_refused_by_name(whole):
     ({"rl.reference": "."}, "rl.reference has no effect with kl_coef 0"),
     ({"rl.reference": "no/such/folder", "rl.algorithm.kl_coef": 0.1}, "no/such/folder"),
     ({"rl.optimizer.freeze": ("blocks.*", "*nrom")}, r"rl\.optimizer\.freeze holds '\*nrom'"),
-    ({"sft.optimizer.no_decay": ("bias",)}, r"sft\.optimizer\.no_decay .* embedding"),
+    ({"sft.optimizer.no_decay": ("bias",), "sft.optimizer.weight_decay": 0.1},
+     r"sft\.optimizer\.no_decay .* embedding"),
     ({"rl.optimizer.freeze": ("*",)}, "leaves no parameter to train"),
     ({"rl.optimizer.name": "adafactor", "rl.optimizer.moment_dtype": "bfloat16"},
      "moment_dtype"),

@@ -12,14 +12,14 @@ import test_optim
 import tiny
 
 from dapo_jax import config_learner, types
-from dapo_jax.learner import algorithms, optim, packing, update
+from dapo_jax.learner import algorithms, optim, packing, train_states, update
 from dapo_jax.runtime import mesh as mesh_lib
 
 HALF = ml_dtypes.bfloat16
 SPEC = dataclasses.replace(tiny.SPEC, param_dtype="bfloat16")
 SETTINGS = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 16)
 RATES = config_learner.Optimizer(learning_rate=0.04, warmup_updates=0)
-OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
+OPTIMIZER = optim.optimizer(RATES, 100)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_many_equal_microbatches_sum_to_as_many_times_one(programs, batch):
 
 
 def test_moments_are_single_and_parameters_stay_half(programs, batch):
-    state = place(update.new_state(tiny.params(SPEC), OPTIMIZER))
+    state = place(train_states.new_state(tiny.params(SPEC), OPTIMIZER))
     before = mesh_lib.fetch(state.params)
     after = mesh_lib.fetch(update.update(programs, state, [batch])[0])
     assert dtypes(after.params) == {"bfloat16"}

@@ -74,8 +74,8 @@ def test_packed_microbatches_take_their_shape_from_the_phase():
 
 
 def test_a_step_may_have_as_many_samples_as_its_budgets_allow():
-    for kind, want in (("fixed", 2 * 16), ("hard_more", 50)):
+    for kind, most, want in (("fixed", 0, 2 * 16), ("hard_more", 50, 50)):
         values = config.default()
-        values.dynamic_sampling.budget.kind, values.dynamic_sampling.budget.most = kind, 50
+        values.dynamic_sampling.budget.kind, values.dynamic_sampling.budget.most = kind, most
         values.dynamic_sampling.max_prompts = 100
         assert setup.most_samples(config_checks.from_dict(values)) == 100 * want

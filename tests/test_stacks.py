@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tiny
 
-from dapo_jax import config_learner, types
-from dapo_jax.learner import algorithms, optim, packing, stacks, step, update, weights
+from dapo_jax import config_learner, reductions, types
+from dapo_jax.learner import algorithms, optim, packing, stacks, step, train_states, update, weights
 from dapo_jax.runtime import failed_updates
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -16,7 +16,7 @@ SPEC = dataclasses.replace(tiny.SPEC, layers=1, d_model=16, ff=16)
 ALGORITHM = dataclasses.replace(algorithms.dapo(), old_logprobs="recomputed", kl_coef=0.1)
 SETTINGS = update.Settings(algorithms.loss_settings(ALGORITHM), 0.7, 16)
 RATES = config_learner.Optimizer(learning_rate=0.01, warmup_updates=0)
-OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
+OPTIMIZER = optim.optimizer(RATES, 100)
 PLAIN = packing.PackShape(slots=2, rows=2, prompt_buckets=(8,), completion_buckets=(tiny.NEW,))
 STACKED = dataclasses.replace(PLAIN, stack=3)
 TABLE = tiny.table()
@@ -54,10 +54,12 @@ def learned(mesh, pack, batches, junk=False):
     """State and metrics after two epochs, and the work as it was scored."""
     programs = update.compile_programs(SPEC, SETTINGS, OPTIMIZER, mesh, pack=pack)
     params = mesh_lib.put(tiny.params(SPEC), mesh_lib.param_shardings(mesh, SPEC))
-    other = mesh_lib.put(update.reference_params(SPEC, tiny.params(SPEC, seed=1)),
+    other = mesh_lib.put(train_states.reference_params(SPEC, tiny.params(SPEC, seed=1)),
                          mesh_lib.param_shardings(mesh, SPEC))
-    state = jax.jit(lambda tree: update.new_state(tree, OPTIMIZER), out_shardings=jax.tree.map(
-        lambda leaf: leaf.sharding, update.state_structs(SPEC, OPTIMIZER, mesh)))(params)
+    places = jax.tree.map(lambda leaf: leaf.sharding,
+                          train_states.state_structs(SPEC, OPTIMIZER, mesh))
+    state = jax.jit(lambda tree: train_states.new_state(tree, OPTIMIZER),
+                    out_shardings=places)(params)
     work = [step.Work(batches, 1)]
     with jax.transfer_guard("disallow"):
         if junk:
@@ -65,7 +67,8 @@ def learned(mesh, pack, batches, junk=False):
         work = step.scored(programs, state.params, work, reference=other)
         state, metrics = step.learn(programs, state, work, epochs=2)
         found = mesh_lib.fetch(metrics)
-    return mesh_lib.fetch(state.params), [types.results([one]) for one in found], work[0].batches
+    return (mesh_lib.fetch(state.params), [reductions.results([one]) for one in found],
+            work[0].batches)
 
 
 def spoiled(stack):

@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from dapo_jax import config, config_learner
-from dapo_jax.learner import algorithms, optim, packing, update
+from dapo_jax.learner import algorithms, optim, packing, train_states, update
 from dapo_jax.models import families, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw
@@ -35,7 +35,7 @@ def mesh():
 @pytest.fixture(scope="module")
 def programs(mesh):
     cfg = config_learner.Optimizer()
-    optimizer = update.Optimizer(optim.transform(cfg, 100), optim.schedule(cfg, 100))
+    optimizer = optim.optimizer(cfg, 100)
     settings = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
     return update.compile_programs(SPEC, settings, optimizer, mesh, pack=PACK)
 
@@ -77,7 +77,7 @@ def test_sliding_layers_compile_in_rollout_and_update(mesh):
     settings = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
     shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
     params = mesh_lib.structs(shapes, mesh_lib.param_shardings(mesh, spec))
-    batch = update.batch_structs(mesh, PACK, PROMPT, NEW)
+    batch = train_states.batch_structs(mesh, PACK, PROMPT, NEW)
     gradient = jax.grad(lambda p, b: update.loss(p, b, spec=spec, settings=settings)[0])
     memory = jax.jit(gradient).lower(params, batch).compile().memory_analysis()
     assert 0 < memory.temp_size_in_bytes < 2 ** 30

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from dapo_jax import config
-from dapo_jax.learner import algorithms, packing, update
+from dapo_jax.learner import algorithms, packing, train_states, update
 from dapo_jax.models import lora, presets, transformer
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -65,7 +65,7 @@ def full_update(mesh, spec, params, batch, **options):
 
 def batch_of(mesh, pack):
     (shape,) = packing.shapes(pack)
-    return update.batch_structs(mesh, pack, *shape)
+    return train_states.batch_structs(mesh, pack, *shape)
 
 
 def test_the_update_of_a_32b_model_on_packed_rows_of_24k_tokens_fits_a_slice_of_v5p():

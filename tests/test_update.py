@@ -8,8 +8,8 @@ import pytest
 import tiny
 import torch_model
 
-from dapo_jax import config_learner, types
-from dapo_jax.learner import advantages, algorithms, optim, packing, step, update
+from dapo_jax import config_learner, reductions
+from dapo_jax.learner import advantages, algorithms, optim, packing, step, train_states, update
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -17,7 +17,7 @@ TABLE = tiny.table()
 SHAPE = packing.PackShape(slots=4, rows=2, prompt_buckets=(8,), completion_buckets=(tiny.NEW,))
 SETTINGS = update.Settings(algorithms.loss_settings(algorithms.dapo()), 0.7, 16)
 RATES = config_learner.Optimizer(learning_rate=0.04, warmup_updates=4, clip_norm=0.0)
-OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
+OPTIMIZER = optim.optimizer(RATES, 100)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def programs():
 
 def new_state(params):
     # A copy: an update consumes its state.
-    state = update.new_state(jax.tree.map(np.array, params), OPTIMIZER)
+    state = train_states.new_state(jax.tree.map(np.array, params), OPTIMIZER)
     return mesh_lib.put(state, mesh_lib.replicated(tiny.mesh()))
 
 
@@ -66,7 +66,7 @@ def prepare(samples, shape=SHAPE, algorithm=None, updates=1, table=TABLE):
 
 
 def values(metrics):
-    return types.results([mesh_lib.fetch(metrics)])
+    return reductions.results([mesh_lib.fetch(metrics)])
 
 
 # ----------------------------------------------------------------------- promise 1: exact sums

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from dapo_jax import config, config_learner, types
-from dapo_jax.learner import algorithms, optim, packing, step, update
+from dapo_jax.learner import algorithms, optim, packing, step, train_states, update
 from dapo_jax.models import lora
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -18,7 +18,7 @@ LOSS = algorithms.loss_settings(dataclasses.replace(
     algorithms.dapo(), kl_coef=0.1, old_logprobs="recomputed"))
 SETTINGS = update.Settings(LOSS, 0.7, 16, lora=CFG)
 RATES = config_learner.Optimizer(learning_rate=0.01, warmup_updates=0)
-OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
+OPTIMIZER = optim.optimizer(RATES, 100)
 PACK = packing.PackShape(4, 2, (4,), (3,))
 SHAPE = (4, 3)
 
@@ -112,7 +112,8 @@ def test_the_gradient_is_that_of_a_plain_loop_that_merges(programs, base, adapte
 
 
 def test_updates_change_the_adapter_and_nothing_of_the_base(programs, base, adapter, batches):
-    held, state = place(base), place(update.new_state(jax.tree.map(np.array, adapter), OPTIMIZER))
+    held = place(base)
+    state = place(train_states.new_state(jax.tree.map(np.array, adapter), OPTIMIZER))
     work = [step.Work(batches, 48)]
     with jax.transfer_guard("disallow"):
         work = step.scored(programs, state.params, work, reference=held, base=held)
@@ -125,7 +126,7 @@ def test_updates_change_the_adapter_and_nothing_of_the_base(programs, base, adap
 
 
 def test_gradients_and_moments_are_of_the_adapter_s_size(programs, adapter, base):
-    state = update.state_structs(tiny.SPEC, OPTIMIZER, tiny.mesh(), CFG)
+    state = train_states.state_structs(tiny.SPEC, OPTIMIZER, tiny.mesh(), CFG)
     assert size(state.params) == size(adapter) < size(base) / 4
     assert 2 * size(adapter) <= size(state.opt_state) <= 2 * size(adapter) + 64
     kept = programs.accumulate[SHAPE].memory_analysis()

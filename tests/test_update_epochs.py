@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tiny
 
-from dapo_jax import config_learner, types
-from dapo_jax.learner import algorithms, optim, packing, step, update
+from dapo_jax import config_learner, reductions
+from dapo_jax.learner import algorithms, optim, packing, step, train_states, update
 from dapo_jax.rollout import engine as engines
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -18,7 +18,7 @@ ALGORITHM = dataclasses.replace(
     algorithms.dapo(), old_logprobs="recomputed", kl_coef=0.1, kl_estimator="k3_weighted")
 SETTINGS = update.Settings(algorithms.loss_settings(ALGORITHM), 0.7, 16, frozen=("embedding",))
 RATES = config_learner.Optimizer(learning_rate=0.01, warmup_updates=0, freeze=("embedding",))
-OPTIMIZER = update.Optimizer(optim.transform(RATES, 100), optim.schedule(RATES, 100))
+OPTIMIZER = optim.optimizer(RATES, 100)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def place(tree):
 
 
 def new_state(params):
-    return place(update.new_state(jax.tree.map(np.array, params), OPTIMIZER))
+    return place(train_states.new_state(jax.tree.map(np.array, params), OPTIMIZER))
 
 
 def work_of(samples, updates=2):
@@ -61,7 +61,7 @@ def learned(programs, params, work, epochs=1, reference=None):
         work = step.scored(programs, state.params, work, reference=reference)
         state, metrics = step.learn(programs, state, work, epochs=epochs)
         found = mesh_lib.fetch(metrics)
-    return mesh_lib.fetch(state), [types.results([one]) for one in found], work
+    return mesh_lib.fetch(state), [reductions.results([one]) for one in found], work
 
 
 def test_the_first_update_is_on_policy_and_a_second_epoch_is_not(programs, params, samples):  # B38

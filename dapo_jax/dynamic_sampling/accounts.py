@@ -79,7 +79,7 @@ def measure(progress: gather.Progress, *, need: int, batch: types.Samples, rest:
         asked=len(entries.prompt), skipped=progress.skipped,
         rounds=progress.rounds, samples=progress.samples, tokens=int(np.sum(entries.tokens)),
         waste=_waste(entries, batch, rest),
-        oracle_ratio=_oracle_ratio(gather.accepted(progress, size), need),
+        oracle_ratio=oracle_ratio(gather.accepted(progress, size), need),
         reward_mean=_mean(progress.rewards),
         reward_std=_mean((progress.rewards - _mean(progress.rewards)) ** 2) ** 0.5,
         kept_mean=_mean(batch.reward), shaped_mean=_mean(batch.shaped))
@@ -108,7 +108,9 @@ def explain(progress: gather.Progress, *, need: int, limit: str,
             "on fewer) or skip (carry them on)")
 
 
-def _oracle_ratio(accepted: np.ndarray, need: int) -> float:
+def oracle_ratio(accepted: np.ndarray, need: int) -> float:
+    """Groups asked for / the least that held `need` informative ones, in admission order (bool[n]);
+    NaN where none did."""
     met = np.flatnonzero(np.cumsum(accepted) >= need) if need else np.zeros(0)
     return len(accepted) / (int(met[0]) + 1) if len(met) else float("nan")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dapo_jax import config
-from dapo_jax.dynamic_sampling import controller, predictor
+from dapo_jax.dynamic_sampling import accounts, controller, predictor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +153,7 @@ def run(policy: Policy, draw: Draw, *, groups: int, steps: int, costs: Costs,
             int(np.sum(batch < step)), float(np.mean(step - batch)) if len(batch) else 0.0,
             len(waiting), expired,
             done.rounds * costs.round + done.samples * costs.sample,
-            _oracle_ratio(done.flags, need), done.beyond))
+            accounts.oracle_ratio(done.flags, need), done.beyond))
     return Trace(*map(np.array, zip(*rows, strict=True))), state
 
 
@@ -198,8 +198,3 @@ def _carry(rest: np.ndarray, cfg: config.DynamicSampling, groups: int,
     """Steps in which the waiting groups were sampled, and how many groups were dropped."""
     young = rest[step + 1 - rest <= cfg.carry_steps][:controller.carry_limit(groups, cfg)]
     return young, len(rest) - len(young)
-
-
-def _oracle_ratio(flags: np.ndarray, need: int) -> float:
-    met = np.flatnonzero(np.cumsum(flags) >= need) if need else np.zeros(0)
-    return len(flags) / (int(met[0]) + 1) if len(met) else float("nan")

@@ -118,7 +118,7 @@ def _stream(digits: tuple[int, ...], operators: str, *, seed: int, split: str
     rng = np.random.default_rng([seed, SPLITS.index(split), *digits])
     for left, kind, right in _cells(rng, widths[0], len(operators), widths[1]):
         problem = (lows[0] + left, operators[kind], lows[1] + right)
-        if _held_out(problem) == (split == "eval"):
+        if base.held_out(_key(problem)) == (split == "eval"):
             yield problem
 
 
@@ -143,12 +143,6 @@ def _key(problem: Problem) -> str:
     if operator != "-":
         left, right = sorted((left, right))
     return f"{left}{operator}{right}"
-
-
-def _held_out(problem: Problem) -> bool:
-    """Whether the problem belongs to eval: by a hash that no seed and no process changes."""
-    digest = hashlib.blake2b(_key(problem).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % 5 == 0
 
 
 def _shot_pool(task: config.Task, *, seed: int) -> list[Problem]:

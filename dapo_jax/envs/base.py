@@ -1,6 +1,7 @@
 """What a task is, the reward function it names, and the shaping that is no task's own."""
 
 import dataclasses
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from dapo_jax import config
 from dapo_jax.envs import templates
 
+HELD_OUT = 5  # one in so many problems that are drawn belongs to eval
 # prompt (text or chat messages), answer (text); optional: demonstration (text), level
 Record = dict[str, Any]
 NO_ANSWER = "(no single right answer)"  # for tasks whose scorer compares with none
@@ -25,6 +27,13 @@ class Task:
     # record), giving the answer that the reward looks at, or None
     purpose: str = ""  # a line that lists of tasks show
     examples: tuple[Record, ...] = ()  # to show where `build` needs files
+
+
+def held_out(key: str) -> bool:
+    """Whether the problem of this text belongs to eval, as one in HELD_OUT does: by a hash that
+    no seed and no process changes."""
+    digest = hashlib.blake2b(key.encode("utf-8", "backslashreplace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT == 0
 
 
 def apply_template(template: str, prompt: str) -> str:

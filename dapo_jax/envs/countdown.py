@@ -5,7 +5,6 @@ number), target (least, most), operators, short (a prompt for small models: "3 5
 """
 
 import dataclasses
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -166,7 +165,7 @@ def _draw(settings: Settings, *, seed: int, split: str, count: int) -> list[Prob
         if len(found) >= count:
             break
         problem = _problem(settings, rng)
-        if problem is not None and _held_out(problem) == (split == "eval"):
+        if problem is not None and base.held_out(_key(problem)) == (split == "eval"):
             found.setdefault(_key(problem), problem)
     return list(found.values())
 
@@ -193,11 +192,6 @@ def _problem(settings: Settings, rng: np.random.Generator) -> Problem | None:
 def _key(problem: Problem) -> str:
     """One text for a problem, whatever the order of its numbers."""
     return f"{sorted(problem.numbers)}={problem.target}"
-
-
-def _held_out(problem: Problem) -> bool:
-    digest = hashlib.blake2b(_key(problem).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % 5 == 0
 
 
 def _record(task: config.Task, problem: Problem, shots: list[Problem], *, short: bool

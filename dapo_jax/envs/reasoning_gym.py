@@ -20,7 +20,6 @@ from dapo_jax.envs import base, options, templates
 
 LOG = logging.getLogger(__name__)
 FULL = 0.99  # of the scorers' partial credit: from here on an answer is right
-HELD_OUT = 5  # one of so many questions belongs to "eval"
 CHUNKS = 6  # in which a data set is drawn, each twice the last, before it counts as used up
 FAILURES = 20  # problems in a row that cannot be made, before the data set counts as unusable
 LONGEST = 10_000  # characters of an answer that are scored
@@ -134,9 +133,10 @@ def _draw(name: str, settings: tuple, *, seed: int, train: int, held_out: int
     """Up to `train` and `held_out` entries with different questions, drawn in one go."""
     found: tuple[dict, dict] = ({}, {})
     wanted = (train, held_out)
+    each = base.HELD_OUT
     for entry in _entries(name, settings, seed=seed,
-                          size=max(train * HELD_OUT // (HELD_OUT - 1), held_out * HELD_OUT, 16)):
-        side = _is_held_out(entry["question"])
+                          size=max(train * each // (each - 1), held_out * each, 16)):
+        side = base.held_out(entry["question"])
         if len(found[side]) < wanted[side]:
             found[side].setdefault(entry["question"], entry)
         if all(len(part) >= number for part, number in zip(found, wanted, strict=True)):
@@ -168,11 +168,6 @@ def _entries(name: str, settings: tuple, *, seed: int, size: int) -> Iterator[Ma
 def _seed(name: str, seed: int, chunk: int) -> int:
     digest = hashlib.blake2b(f"{name} {seed} {chunk}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big")
-
-
-def _is_held_out(question: str) -> bool:
-    digest = hashlib.blake2b(question.encode("utf-8", "backslashreplace"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % HELD_OUT == 0
 
 
 def _record(task: config.Task, entry: Mapping[str, Any], shots: Drawn, *, name: str,

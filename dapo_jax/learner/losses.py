@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dapo_jax import types
+from dapo_jax import reductions
 from dapo_jax.learner import segments
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any clip, and finite when multiplied on
@@ -46,7 +46,7 @@ def policy_loss(
     logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array, weights: jax.Array, *,
     entropy: jax.Array, settings: LossSettings, sampled: jax.Array | None = None,
     reference: jax.Array | None = None, sample: jax.Array | None = None,
-) -> tuple[jax.Array, types.Metrics]:
+) -> tuple[jax.Array, reductions.Metrics]:
     """Policy-gradient loss of one microbatch, summed, and its metrics.
 
     Arrays are f32[..., T]; the last axis is the sequence, and a token is in the loss where its
@@ -85,11 +85,11 @@ def policy_loss(
 
 
 def _metrics(ratio: jax.Array, difference: jax.Array, entropy: jax.Array, *, used: jax.Array,
-             high: jax.Array, low: jax.Array) -> types.Metrics:
+             high: jax.Array, low: jax.Array) -> reductions.Metrics:
     log_ratio = _clamp(difference)
     return {
         "policy/ratio_mean": _mean(ratio, used),
-        "policy/ratio_max": types.Max(jnp.max(jnp.where(used, ratio, 0))),
+        "policy/ratio_max": reductions.Max(jnp.max(jnp.where(used, ratio, 0))),
         "policy/clip_low": _mean(low, used),
         "policy/clip_high": _mean(high, used),
         "policy/kl": _mean(jnp.expm1(log_ratio) - log_ratio, used),
@@ -98,15 +98,16 @@ def _metrics(ratio: jax.Array, difference: jax.Array, entropy: jax.Array, *, use
     }
 
 
-def _mean(values: jax.Array, used: jax.Array) -> types.Mean:
+def _mean(values: jax.Array, used: jax.Array) -> reductions.Mean:
     dtype = jnp.result_type(values.dtype, jnp.float32)
-    return types.Mean(jnp.sum(jnp.where(used, values, 0), dtype=dtype), used.sum().astype(dtype))
+    return reductions.Mean(jnp.sum(jnp.where(used, values, 0), dtype=dtype),
+                           used.sum().astype(dtype))
 
 
-def _effective(values: jax.Array, used: jax.Array) -> types.Effective:
+def _effective(values: jax.Array, used: jax.Array) -> reductions.Effective:
     """The effective sample size (Kish) of `values` as a share of the loss tokens."""
     values = jnp.where(used, values, 0)
-    return types.Effective(values.sum(), (values ** 2).sum(), used.sum().astype(values.dtype))
+    return reductions.Effective(values.sum(), (values ** 2).sum(), used.sum().astype(values.dtype))
 
 
 # ------------------------------------------------------------------------------------------ ratios
@@ -202,7 +203,7 @@ def k3_weighted(apart: jax.Array, ratio: jax.Array) -> jax.Array:
 
 def _importance(
     gap: jax.Array, used: jax.Array, sample: jax.Array | None, *, settings: LossSettings
-) -> tuple[jax.Array, types.Metrics]:
+) -> tuple[jax.Array, reductions.Metrics]:
     """Bounded weights old / sampled, constants, and what is logged of them: the share of tokens
     out of bounds, and of the weights before the bounds their mean and effective sample size."""
     gap = jax.lax.stop_gradient(gap)

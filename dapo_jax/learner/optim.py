@@ -1,8 +1,9 @@
 """The optimizer: AdamW or Adafactor under a schedule that counts updates, never microbatches or
 samples."""
 
+import dataclasses
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,19 @@ import jax.numpy as jnp
 import optax
 
 from dapo_jax import config, config_learner, types
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """The transformation and, for the log, its learning rate by number of updates."""
+
+    transform: optax.GradientTransformation
+    schedule: Callable[[jax.Array], jax.Array]
+
+
+def optimizer(cfg: config_learner.Optimizer, horizon: int) -> Optimizer:
+    """That of a phase of `horizon` updates; see `transform` and `schedule`."""
+    return Optimizer(transform(cfg, horizon), schedule(cfg, horizon))
 
 
 def schedule(cfg: config_learner.Optimizer, horizon: int) -> optax.Schedule:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dapo_jax import types
+from dapo_jax import reductions, types
 from dapo_jax.learner import (
     advantages,
     algorithms,
@@ -102,7 +102,7 @@ def scored(
 def learn(
     programs: update.Programs, state: types.TrainState, work: Sequence[Work], *, epochs: int = 1,
     base: types.Tree | None = None,
-) -> tuple[types.TrainState, list[types.Metrics]]:
+) -> tuple[types.TrainState, list[reductions.Metrics]]:
     """Take the updates in turn, `epochs` times over; `state` is consumed, each update's metrics
     stay on the device."""
     metrics = []

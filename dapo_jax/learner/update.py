@@ -6,6 +6,7 @@ over short microbatches in stacks (stacks.py).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,9 +15,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from dapo_jax import config, types
-from dapo_jax.learner import losses, optim, packing, stacks
-from dapo_jax.models import head, lora, packed, transformer
+from dapo_jax import config, reductions, types
+from dapo_jax.learner import losses, optim, packing, stacks, train_states
+from dapo_jax.models import head, lora, packed
 from dapo_jax.models.spec import ModelSpec
 from dapo_jax.runtime import mesh as mesh_lib
 
@@ -30,14 +31,6 @@ class Settings:
     head_chunk: int
     frozen: tuple[str, ...] = ()  # patterns of parameters that have no gradient
     lora: config.Lora = config.Lora()  # of rank 0: all parameters are trained
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-    """The transformation and, for the log, its learning rate by number of updates."""
-
-    transform: optax.GradientTransformation
-    schedule: Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +52,7 @@ class Programs:
     stacks: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
 
-Sums = tuple[types.Tree, types.Metrics]  # gradients and metrics summed so far
+Sums = tuple[types.Tree, reductions.Metrics]  # gradients and metrics summed so far
 
 
 def token_logprobs(
@@ -82,7 +75,7 @@ def token_logprobs(
 def loss(
     params: types.Tree, batch: types.TrainBatch, base: types.Tree | None = None, *,
     spec: ModelSpec, settings: Settings,
-) -> tuple[jax.Array, types.Metrics]:
+) -> tuple[jax.Array, reductions.Metrics]:
     """The microbatch's part of the update's loss; with a base model `params` are its adapter."""
     held = optim.matches(params, settings.frozen)
     params = jax.tree.map(lambda leaf, h: jax.lax.stop_gradient(leaf) if h else leaf, params, held)
@@ -94,9 +87,9 @@ def loss(
         reference=batch.reference, sample=None if batch.packed is None else batch.packed.after)
     fresh = (batch.fresh > 0) & (batch.weights > 0)
     gap = jnp.where(fresh, jnp.abs(logprobs - batch.logprobs), 0)
-    metrics |= {"policy/loss": types.Mean(value, jnp.float32(0)),  # `apply` counts the update
-                "mismatch/mean": types.Mean(gap.sum(), fresh.sum()),
-                "mismatch/max": types.Max(gap.max())}
+    metrics |= {"policy/loss": reductions.Mean(value, jnp.float32(0)),  # `apply` counts the update
+                "mismatch/mean": reductions.Mean(gap.sum(), fresh.sum()),
+                "mismatch/max": reductions.Max(gap.max())}
     return value, metrics
 
 
@@ -141,12 +134,12 @@ def accumulate(
                 sums, params, batch[index], base, spec=spec, settings=settings), sums)
     gradient = jax.grad(lambda p: loss(p, batch, base, spec=spec, settings=settings), has_aux=True)
     grads, metrics = gradient(params)
-    return jax.tree.map(jnp.add, sums[0], grads), types.merge(sums[1], metrics)
+    return jax.tree.map(jnp.add, sums[0], grads), reductions.merge(sums[1], metrics)
 
 
 def apply(
-    state: types.TrainState, sums: Sums, *, optimizer: Optimizer
-) -> tuple[types.TrainState, types.Metrics]:
+    state: types.TrainState, sums: Sums, *, optimizer: optim.Optimizer
+) -> tuple[types.TrainState, reductions.Metrics]:
     """Take one optimizer step with the summed gradient.
 
     Where loss or gradient are not finite there is no step: parameters, optimizer and schedule stay
@@ -154,12 +147,13 @@ def apply(
     """
     grads, metrics = sums
     mean = metrics["policy/loss"]
-    assert isinstance(mean, types.Mean)
+    assert isinstance(mean, reductions.Mean)
     one, loss, norm = jnp.float32(1), mean.total, optax.tree.norm(grads)
     metrics = metrics | {
-        "policy/loss": types.Mean(loss, one),
-        "policy/grad_norm": types.Mean(norm, one),
-        "policy/lr": types.Mean(jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one)}
+        "policy/loss": reductions.Mean(loss, one),
+        "policy/grad_norm": reductions.Mean(norm, one),
+        "policy/lr": reductions.Mean(
+            jnp.asarray(optimizer.schedule(state.updates), jnp.float32), one)}
     sound = jnp.isfinite(loss) & jnp.isfinite(norm)
 
     def step(before: types.TrainState) -> types.TrainState:
@@ -169,81 +163,26 @@ def apply(
     # Not `where`: that would hold the parameters twice.
     state = jax.lax.cond(sound, step, lambda before: before, state)
     metrics = jax.tree.map(lambda value: jnp.where(sound, value, jnp.zeros_like(value)), metrics)
-    return state, metrics | {"policy/skipped": types.Sum(1 - sound.astype(jnp.int32))}
-
-
-def batch_structs(mesh: mesh_lib.AnyMesh, pack: packing.PackShape, prompt: int, width: int
-                  ) -> types.TrainBatch:
-    """Shapes of one microbatch, as packed on the host."""
-    def make(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh_lib.batch_sharding(mesh))
-    slots = packing.slots_of(pack, prompt, width)
-    prompts, tokens = make((slots, prompt), jnp.int32), make((slots, pack.rows, width), jnp.int32)
-    one = make(tokens.shape, jnp.float32)
-    return types.TrainBatch(prompts, make((slots,), jnp.int32), tokens, one, one, one, one,
-                            packed=types.Packed(prompts, tokens) if pack.packed else None)
-
-
-def state_structs(spec: ModelSpec, optimizer: Optimizer, mesh: mesh_lib.AnyMesh,
-                  adapter: config.Lora = config.Lora()) -> types.TrainState:
-    """Shapes and shardings of the train state."""
-    params = mesh_lib.trained_structs(mesh, spec, adapter)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
-    state = jax.eval_shape(lambda tree: new_state(tree, optimizer), params)
-    return types.TrainState(
-        params,
-        mesh_lib.structs(state.opt_state, mesh_lib.like_params(mesh, shardings, state.opt_state)),
-        mesh_lib.structs(state.updates, mesh_lib.replicated(mesh)))
-
-
-def reference_structs(spec: ModelSpec, mesh: mesh_lib.AnyMesh, adapter: config.Lora = config.Lora()
-                      ) -> types.Tree:
-    """Shapes and shardings of the reference model's parameters; see `reference_params`. Under an
-    adapter they are those of its base, which is the reference unless another is asked for."""
-    if adapter.rank:
-        return mesh_lib.model_structs(mesh, spec)
-    shapes = jax.eval_shape(
-        lambda: reference_params(spec, transformer.init(spec, jax.random.key(0))))
-    return mesh_lib.structs(shapes, mesh_lib.param_shardings(mesh, spec))
-
-
-def reference_params(spec: ModelSpec, params: types.Tree) -> types.Tree:
-    """A copy of the parameters whose kernels are in the compute dtype, as the model uses them;
-    norms, which are computed in float32, stay as they are."""
-    def held(path: tuple, leaf: jax.Array) -> jax.Array:
-        # A copy: what jit hands through unchanged is the same buffer, and that one is donated.
-        leaf, norm = jnp.copy(leaf), path[-1].key.endswith("norm")
-        return leaf if norm else leaf.astype(spec.compute_dtype)
-    return jax.tree_util.tree_map_with_path(held, params)
-
-
-def new_state(params: types.Tree, optimizer: Optimizer) -> types.TrainState:
-    """The state before the first update."""
-    return types.TrainState(params, optimizer.transform.init(params), jnp.int32(0))
+    return state, metrics | {"policy/skipped": reductions.Sum(1 - sound.astype(jnp.int32))}
 
 
 def compile_programs(
-    spec: ModelSpec, settings: Settings, optimizer: Optimizer, mesh: mesh_lib.AnyMesh, *,
+    spec: ModelSpec, settings: Settings, optimizer: optim.Optimizer, mesh: mesh_lib.AnyMesh, *,
     pack: packing.PackShape, build: mesh_lib.Build = mesh_lib.compiled,
 ) -> Programs:
     """Compile every program that a phase's updates need; `build` makes one of a jitted function,
     the mesh and shapes of the arguments."""
-    state = state_structs(spec, optimizer, mesh, settings.lora)
+    state = train_states.state_structs(spec, optimizer, mesh, settings.lora)
     base = (mesh_lib.model_structs(mesh, spec),) if settings.lora.rank else ()
-    packed = {shape: batch_structs(mesh, pack, *shape) for shape in packing.shapes(pack)}
+    packed = {shape: train_states.batch_structs(mesh, pack, *shape)
+              for shape in packing.shapes(pack)}
     sizes = {shape: packing.stacked(pack, *shape) for shape in packed}
     static: dict[str, Any] = {"spec": spec, "settings": settings}
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
-
-    def scorers(needed: bool, params: types.Tree, *more: types.Tree
-                ) -> dict[tuple[int, int], Callable]:
-        return {shape: build(
-            jax.jit(lambda *args: score(*args, **static),
-                    out_shardings=stacks.placed(split, sizes[shape])),
-            mesh, params, stacks.structs(batch, sizes[shape]), *more)
-            for shape, batch in packed.items() if needed}
-    old = scorers(settings.loss.old_logprobs == "recomputed", state.params, *base)
-    reference = scorers(settings.loss.kl_coef != 0, reference_structs(spec, mesh, settings.lora))
+    scorers = functools.partial(_scorers, mesh, build, packed, sizes, static)
+    old = scorers(state.params, *base) if settings.loss.old_logprobs == "recomputed" else {}
+    reference = (scorers(train_states.reference_structs(spec, mesh, settings.lora))
+                 if settings.loss.kl_coef != 0 else {})
     batches = {shape: dataclasses.replace(batch, old=batch.logprobs if old else None,
                                           reference=batch.logprobs if reference else None)
                for shape, batch in packed.items()}
@@ -267,6 +206,20 @@ def compile_programs(
         old=old, reference=reference, batch_sharding=split, stacks=sizes)
 
 
+def _scorers(
+    mesh: mesh_lib.AnyMesh, build: mesh_lib.Build,
+    packed: Mapping[tuple[int, int], types.TrainBatch], sizes: Mapping[tuple[int, int], int],
+    static: Mapping[str, Any], params: types.Tree, *more: types.Tree,
+) -> dict[tuple[int, int], Callable]:
+    """Programs that give log-probs of one model, by shape; see `score`."""
+    split = mesh_lib.batch_sharding(mesh)
+    return {shape: build(
+        jax.jit(lambda *args: score(*args, **static),
+                out_shardings=stacks.placed(split, sizes[shape])),
+        mesh, params, stacks.structs(batch, sizes[shape]), *more)
+        for shape, batch in packed.items()}
+
+
 def scored(
     programs: Programs, params: types.Tree, reference: types.Tree | None,
     batches: Iterable[stacks.Batches], *, base: types.Tree | None = None,
@@ -287,7 +240,7 @@ def scored(
 def update(
     programs: Programs, state: types.TrainState, batches: Iterable[stacks.Batches], *,
     base: types.Tree | None = None,
-) -> tuple[types.TrainState, types.Metrics]:
+) -> tuple[types.TrainState, reductions.Metrics]:
     """One optimizer update from microbatches whose weights belong together; see `scored`.
 
     `state` is consumed, `base`, the model under an adapter, is not. Dispatches only: the metrics

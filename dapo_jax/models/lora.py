@@ -34,6 +34,21 @@ def targets(spec: ModelSpec, patterns: tuple[str, ...]) -> dict[str, int]:
     return chosen
 
 
+def check_rank(spec: ModelSpec, cfg: config.Lora) -> None:
+    """ConfigError for a rank that none of the adapted matrices has room for."""
+    shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))["blocks"]
+    largest = 0
+    for path, inputs in targets(spec, cfg.patterns).items():
+        part, name = path.split(".")
+        axes = shapes[part][name].shape[1:]
+        largest = max(largest, min(math.prod(axes[:inputs]), math.prod(axes[inputs:])))
+    if cfg.rank > largest:
+        raise config.ConfigError(
+            f"config.lora.rank = {cfg.rank} is more than the {largest} that the matrices of "
+            f"config.lora.patterns = {cfg.patterns!r} can have, so that the adapter would be "
+            "larger than they are: use a smaller rank, or 0 to train all parameters")
+
+
 def init(spec: ModelSpec, cfg: config.Lora, key: jax.Array) -> types.Tree:
     """A new adapter, which changes nothing: A is uniform within the root of 1 / inputs, B is 0."""
     shapes = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))["blocks"]

@@ -216,30 +216,13 @@ def admitted(
     those that wait."""
     count, begun = len(plan.size), len(ledger)
     first = np.zeros(count, np.int32) if plan.first is None else plan.first
-    plan = dataclasses.replace(plan, first=first, budget=_budgets(engine, plan, table))
+    plan = dataclasses.replace(plan, first=first, budget=ledgers.budgets(
+        plan, table, limit=engine.sampling.max_new_tokens, longest=engine.buckets[-1],
+        max_context=engine.max_context))
     waiting = hall.waiting + collections.deque(itertools.chain.from_iterable(
         seating.pieces(begun + place, first=int(first[place]), size=int(plan.size[place]),
                        share=share) for place in range(count)))
     return ledgers.add(ledger, plan, step=step), dataclasses.replace(hall, waiting=waiting)
-
-
-def _budgets(engine: Engine, plan: types.Plan, table: types.PromptTable) -> np.ndarray:
-    """New tokens allowed to each sample of each group, within the context; or an error."""
-    limit, longest = engine.sampling.max_new_tokens, engine.buckets[-1]
-    budget = np.full(len(plan.size), limit) if plan.budget is None else plan.budget
-    length = np.array([len(table.tokens[i]) for i in plan.prompt], np.int32)
-    for group, prompt, size, asked in zip(plan.group, plan.prompt, length, budget, strict=True):
-        if size > longest:
-            raise ValueError(f"group {group}: prompt {prompt} has {size} tokens, more than the "
-                             f"{longest} of the largest of config.prompts.buckets")
-        if not 1 <= asked <= limit:
-            raise ValueError(f"group {group}: a budget of {asked} tokens; it must be from 1 to "
-                             f"config.rollout.max_new_tokens = {limit}")
-        if engine.max_context and size >= engine.max_context:
-            raise ValueError(f"group {group}: prompt {prompt} has {size} tokens and leaves none of "
-                             f"config.rollout.max_context = {engine.max_context}")
-    room = engine.max_context - length if engine.max_context else budget
-    return np.minimum(budget, room).astype(np.int32)
 
 
 def sized(engine: Engine, hall: Hall, waiting: int) -> Hall:

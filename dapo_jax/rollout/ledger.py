@@ -43,6 +43,27 @@ def new(width: int) -> Ledger:
     return Ledger(types.no_samples(width), types.Plan(*(none,) * 6), none, none)
 
 
+def budgets(
+    plan: types.Plan, table: types.PromptTable, *, limit: int, longest: int, max_context: int
+) -> np.ndarray:
+    """i32[n] new tokens allowed to each sample of each group, within `limit` and the context (0: no
+    limit); ValueError names a group whose prompt or budget does not fit."""
+    budget = np.full(len(plan.size), limit) if plan.budget is None else plan.budget
+    length = np.array([len(table.tokens[i]) for i in plan.prompt], np.int32)
+    for group, prompt, size, asked in zip(plan.group, plan.prompt, length, budget, strict=True):
+        if size > longest:
+            raise ValueError(f"group {group}: prompt {prompt} has {size} tokens, more than the "
+                             f"{longest} of the largest of config.prompts.buckets")
+        if not 1 <= asked <= limit:
+            raise ValueError(f"group {group}: a budget of {asked} tokens; it must be from 1 to "
+                             f"config.rollout.max_new_tokens = {limit}")
+        if max_context and size >= max_context:
+            raise ValueError(f"group {group}: prompt {prompt} has {size} tokens and leaves none of "
+                             f"config.rollout.max_context = {max_context}")
+    room = max_context - length if max_context else budget
+    return np.minimum(budget, room).astype(np.int32)
+
+
 def add(ledger: Ledger, plan: types.Plan, *, step: int) -> Ledger:
     """The ledger with the plan's groups at its end; budget and first are given."""
     count, width = int(plan.size.sum()), ledger.samples.tokens.shape[1]

@@ -70,7 +70,6 @@ def compile_programs(
     split, whole = NamedSharding(mesh, SPLIT), mesh_lib.replicated(mesh)
     params = jax.eval_shape(lambda: transformer.init(spec, jax.random.key(0)))
     params = mesh_lib.structs(params, mesh_lib.param_shardings(mesh, spec))
-    root = mesh_lib.structs(jax.eval_shape(lambda: jax.random.key(0)), whole)
     shape: dict[str, Any] = {"rows": rows, "width": buckets[-1], "new": sampling.max_new_tokens}
     if room is not None:
         shape |= {"new": sampling.max_new_tokens + chunk, "turns": True}
@@ -80,8 +79,6 @@ def compile_programs(
     weights, made = weight_places(spec, mesh, gather=gather), functools.partial(_made, mesh, build)
     ran = {width: _prefilled(spec, mesh, admitted, width) for width in buckets}
     asked = {width: _prompts(admitted, width, split) for width in buckets}
-    # Every process writes down what all of them drew.
-    log = whole if jax.process_count() > 1 else NamedSharding(mesh, PartitionSpec(None, *SPLIT))
     return Programs(
         weights=made(unstack, params, out=weights),
         empty={count: made(functools.partial(decode.empty, spec, slots=count, **shape),
@@ -91,22 +88,40 @@ def compile_programs(
         admit={(count, width): made(
             functools.partial(decode.admit, parts), state[count], asked[width], *ran[width],
             out=_places(state[count]), donate=0) for count in slots for width in buckets},
-        decode={count: made(
-            functools.partial(decode.decode, spec, sampling, chunk),
-            _placed(jax.eval_shape(unstack, params), weights), state[count], root,
-            jax.ShapeDtypeStruct((), jnp.int32, sharding=whole), donate=1,
-            out=(_places(state[count]), types.Chunk(*(log,) * 4, steps=whole, free=whole)))
-            for count in slots},
-        resize={pair: made(
-            functools.partial(decode.resize, parts), state[pair[0]],
-            jax.ShapeDtypeStruct((pair[1],), jnp.int32, sharding=split),
-            out=_places(state[pair[1]]))
-            for small, large in itertools.pairwise(slots) for pair in ((small, large),
-                                                                       (large, small))},
+        decode=_decodes(functools.partial(decode.decode, spec, sampling, chunk), mesh, made,
+                        _placed(jax.eval_shape(unstack, params), weights), state),
+        resize=_resizes(mesh, made, state),
         admitted=admitted, split=split, whole=whole,
         parking=None if room is None else _parking(
             spec, mesh, made, params, state, admitted=admitted, room=room,
             length=buckets[-1] + sampling.max_new_tokens, ring=shape["new"]))
+
+
+def _decodes(
+    draws: Callable, mesh: mesh_lib.AnyMesh, made: Callable, weights: types.Tree,
+    state: Mapping[int, types.Slots],
+) -> dict[int, Callable]:
+    """The programs that draw a chunk of tokens, by S."""
+    whole = mesh_lib.replicated(mesh)
+    root = mesh_lib.structs(jax.eval_shape(lambda: jax.random.key(0)), whole)
+    enough = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+    # Every process writes down what all of them drew.
+    log = whole if jax.process_count() > 1 else NamedSharding(mesh, PartitionSpec(None, *SPLIT))
+    chunk = types.Chunk(*(log,) * 4, steps=whole, free=whole)
+    return {count: made(draws, weights, slots, root, enough, donate=1,
+                        out=(_places(slots), chunk)) for count, slots in state.items()}
+
+
+def _resizes(
+    mesh: mesh_lib.AnyMesh, made: Callable, state: Mapping[int, types.Slots]
+) -> dict[tuple[int, int], Callable]:
+    """The programs that move slots to the size beside theirs on the ladder, up and down."""
+    resize = functools.partial(decode.resize, mesh_lib.batch_parts(mesh))
+    source = {count: jax.ShapeDtypeStruct((count,), jnp.int32, sharding=NamedSharding(mesh, SPLIT))
+              for count in state}
+    return {(size, beside): made(resize, state[size], source[beside], out=_places(state[beside]))
+            for small, large in itertools.pairwise(state)
+            for size, beside in ((small, large), (large, small))}
 
 
 def _parking(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dapo_jax import config
-from dapo_jax.runtime import eval_figures, eval_page, metrics
+from dapo_jax.runtime import eval_figures, eval_page, metrics, samples_log
 
 FOLDER = "eval"
 
@@ -49,7 +49,7 @@ def _write(page: pathlib.Path, report: Mapping[str, Any], rows: Sequence[Mapping
 def cut(workdir: str | os.PathLike, step: int) -> None:
     """Remove the files of evaluations after `step`; -1 removes all of them."""
     for path in _paths(workdir, "*"):
-        if _step_of(path) > step:
+        if samples_log.step_of(path) > step:
             path.unlink()
 
 
@@ -70,8 +70,4 @@ def pages(workdir: str | os.PathLike) -> list[str]:
 
 def _paths(workdir: str | os.PathLike, kind: str) -> list[pathlib.Path]:
     found: Iterable[pathlib.Path] = (pathlib.Path(workdir) / FOLDER).glob(f"step_*.{kind}")
-    return sorted((path for path in found if path.stem[5:].isdecimal()), key=_step_of)
-
-
-def _step_of(path: pathlib.Path) -> int:
-    return int(path.stem.split("_")[1])
+    return sorted((path for path in found if path.stem[5:].isdecimal()), key=samples_log.step_of)

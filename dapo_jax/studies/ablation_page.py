@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from dapo_jax.studies import arm_findings as findings
-from dapo_jax.studies import arm_page, jobs, pages, verdicts
+from dapo_jax.studies import arm_page, jobs, verdicts
 
 NAME = "ablation"
 TITLE = "DAPO's ladder in miniature"
@@ -57,27 +57,22 @@ EFFECTS = (
 def claims(found: findings.Findings) -> list[verdicts.Claim]:
     """Each rung against the one below it, the whole ladder, then the rungs' own effects."""
     pairs = list(zip(LADDER, LADDER[1:], strict=False))
-    return [*(_claim(found, f"{rung.removeprefix('+ ')} ends better", END, rung, below,
-                     findings.final_accuracy, reported=REPORTED[rung]) for below, rung in pairs),
-            _claim(found, "all of DAPO ends better than naive GRPO", END, LADDER[-1], LADDER[0],
-                   findings.final_accuracy, reported=WHOLE),
-            *(_claim(found, one.words, one.measure, one.rung, LADDER[LADDER.index(one.rung) - 1],
-                     one.figure, sign=one.sign) for one in EFFECTS)]
+    return [*(arm_page.claimed(found, f"{rung.removeprefix('+ ')} ends better", END, rung, below,
+                               findings.final_accuracy, source=_source(REPORTED[rung]))
+              for below, rung in pairs),
+            arm_page.claimed(found, "all of DAPO ends better than naive GRPO", END, LADDER[-1],
+                             LADDER[0], findings.final_accuracy, source=_source(WHOLE)),
+            *(arm_page.claimed(found, one.words, one.measure, one.rung,
+                               LADDER[LADDER.index(one.rung) - 1], one.figure, source=PAPER,
+                               sign=one.sign) for one in EFFECTS)]
 
 
-def _claim(found: findings.Findings, words: str, measure: str, own: str, other: str,
-           figure: findings.Figure, *, sign: int = 1, reported: str = "") -> verdicts.Claim:
-    value = findings.paired(found.arms.get(own, {}), found.arms.get(other, {}), figure)
-    said = f": {reported} on AIME 2024" if reported else ""
-    return verdicts.claim(words, measure, f"{own} against {other}", value, sign=sign,
-                          source=f"{PAPER}{said}")
+def _source(reported: str) -> str:
+    return f"{PAPER}: {reported} on AIME 2024"
 
 
 def write(out: pathlib.Path, found: findings.Findings, failures: Sequence[jobs.Failure], *,
           quick: bool) -> list[pathlib.Path]:
     """Write OUT/ablation.md, its data and figure; returns their paths."""
-    looks = {rung: arm_page.Look(place) for place, rung in enumerate(LADDER)}
-    page = arm_page.made(NAME, TITLE, found, claims(found),
-                         command=lambda one: f"reproduce {NAME}", notes=NOTES,
-                         figures={"ladder": looks})
-    return pages.write(out, page, failures, quick=quick)
+    return arm_page.write(out, NAME, TITLE, found, claims(found), failures, notes=NOTES,
+                          figure="ladder", arms=LADDER, quick=quick)

@@ -121,14 +121,7 @@ def paired(own: Runs, other: Runs, figure: Figure, *, percent: bool = False
         first, second = figure(own[seed]), figure(other[seed])
         values.append(100 * (first / second - 1) if percent and second else
                       float("nan") if percent else first - second)
-    return interval(values)
-
-
-def interval(values: Sequence[float]) -> comparison.Interval:
-    """Mean of a value per seed and its interval; NaN if one of them is, or there is none."""
-    if not len(values) or not np.all(np.isfinite(values)):
-        return comparison.Interval(*[float("nan")] * 3)
-    return comparison.over_runs(values)
+    return learning.interval(values)
 
 
 def _mean(values: np.ndarray) -> float:

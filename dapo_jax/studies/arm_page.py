@@ -1,6 +1,7 @@
 """The page of a study of arms: its claims, what each arm was like, and their curves."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.axes
@@ -9,7 +10,7 @@ import numpy as np
 
 from dapo_jax.runtime import plots
 from dapo_jax.studies import arm_findings as findings
-from dapo_jax.studies import pages, verdicts
+from dapo_jax.studies import jobs, learning, pages, verdicts
 
 ACCURACY = "held-out accuracy"
 PANELS = {"repeatness": "repeatness", "answered": "share with an answer in its form",
@@ -33,6 +34,29 @@ class Look:
 
     colour: int
     style: str = "-"
+
+
+def claimed(found: findings.Findings, words: str, measure: str, own: str, other: str,
+            figure: findings.Figure, *, source: str, sign: int = 1) -> verdicts.Claim:
+    """The claim that a figure of arm `own` is above that of `other`, paired by seed (sign -1:
+    below); of one arm's figure itself where there is no other."""
+    runs = found.arms.get(own, {})
+    value = (findings.paired(runs, found.arms.get(other, {}), figure) if other
+             else learning.interval([figure(one) for one in runs.values()]))
+    setting = f"{own} against {other}" if other else own
+    return verdicts.claim(words, measure, setting, value, sign=sign, source=source)
+
+
+def write(out: pathlib.Path, name: str, title: str, found: findings.Findings,
+          claims: Sequence[verdicts.Claim], failures: Sequence[jobs.Failure], *,
+          notes: Sequence[str], figure: str, arms: Sequence[str], quick: bool
+          ) -> list[pathlib.Path]:
+    """Write OUT/NAME.md of a study that one command measures, its data and its one figure, which
+    shows `arms`; returns their paths."""
+    looks = {arm: Look(place) for place, arm in enumerate(arms)}
+    page = made(name, title, found, claims, command=lambda one: f"reproduce {name}", notes=notes,
+                figures={figure: looks})
+    return pages.write(out, page, failures, quick=quick)
 
 
 def made(name: str, title: str, found: findings.Findings, claims: Sequence[verdicts.Claim], *,
@@ -73,7 +97,7 @@ def _arms(found: findings.Findings) -> list[str]:
             continue
 
         def mean(figure: findings.Figure, digits: int = 3, runs: findings.Runs = runs) -> str:
-            return verdicts.text(findings.interval([figure(one) for one in runs.values()]), digits)
+            return verdicts.text(learning.interval([figure(one) for one in runs.values()]), digits)
 
         rows.append((
             arm, str(len(runs)), mean(lambda one: one.accuracy[0]), mean(findings.final_accuracy),

@@ -97,17 +97,18 @@ def accuracy_at(one: Curve, seconds: float) -> float:
 
 def over_seeds(runs: Mapping[int, Curve], figure: Callable[[Curve], float]) -> comparison.Interval:
     """Mean of a figure over runs with Student's interval; NaN where a run has none."""
-    return _interval([figure(one) for one in runs.values()])
+    return interval([figure(one) for one in runs.values()])
 
 
 def saved(runs: Mapping[int, Curve], base: Mapping[int, Curve],
           figure: Callable[[Curve], float]) -> comparison.Interval:
     """How much smaller the figure is than the base's in %, paired by seed; NaN where that is 0."""
     pairs = [(figure(runs[seed]), figure(base[seed])) for seed in runs if seed in base]
-    return _interval([100 * (1 - own / other) if other else float("nan") for own, other in pairs])
+    return interval([100 * (1 - own / other) if other else float("nan") for own, other in pairs])
 
 
-def _interval(values: Sequence[float]) -> comparison.Interval:
+def interval(values: Sequence[float]) -> comparison.Interval:
+    """Mean of a value per seed and its interval; NaN if one of them is, or there is none."""
     if not len(values) or not np.all(np.isfinite(values)):
         return comparison.Interval(*[float("nan")] * 3)
     return comparison.over_runs(values)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.studies import arm_findings as findings
-from dapo_jax.studies import verdicts
+from dapo_jax.studies import learning, verdicts
 
 TOKEN = "grpo, token"
 MICROBATCH = "grpo, microbatch_token"
@@ -112,4 +112,4 @@ def _pipeline(arms: Mapping[str, findings.Runs]) -> comparison.Interval:
         gain = (sum(with_) - sum(without)) / len(ADVANTAGES)
         leads = [max(rows) - min(rows) for rows in (with_, without)]
         values.append(gain - sum(leads) / len(leads))
-    return findings.interval(values)
+    return learning.interval(values)

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import workload as W
 
-from dapo_jax import config, config_learner, types
-from dapo_jax.learner import algorithms, optim, packing, step, update
+from dapo_jax import config, config_learner, reductions, types
+from dapo_jax.learner import algorithms, optim, packing, step, train_states, update
 from dapo_jax.models import head, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw, engine
@@ -58,9 +58,9 @@ def fixed(scorer, state):
 def main():
     given, mesh = W.arguments(), mesh_lib.make(config.Mesh())
     rates = config_learner.Optimizer(learning_rate=W.RATE, warmup_updates=0, b2=0.999)
-    optimizer = update.Optimizer(optim.transform(rates, 1000), optim.schedule(rates, 1000))
+    optimizer = optim.optimizer(rates, 1000)
     place = lambda tree: mesh_lib.put(tree, mesh_lib.replicated(mesh))  # noqa: E731
-    state = [place(update.new_state(jax.tree.map(jax.numpy.asarray, params()), optimizer))]
+    state = [place(train_states.new_state(jax.tree.map(jax.numpy.asarray, params()), optimizer))]
     programs = update.compile_programs(SPEC, SETTINGS, optimizer, mesh, pack=PACK)
     result = {"peer": "dapo_jax", "versions": f"jax {jax.__version__}",
               "check": check(state[0].params)}
@@ -77,7 +77,7 @@ def main():
 
     def learn(batches):
         state[0], metrics = update.update(programs, state[0], batches)
-        return types.results([mesh_lib.fetch(metrics)])
+        return reductions.results([mesh_lib.fetch(metrics)])
 
     def whole():
         samples = sample()
