@@ -7,7 +7,9 @@
 evaluates the newest checkpoint of DIR, or the one asked for; with --workdir=none the weights that
 the configuration names. Prints one JSON object, and writes DIR/eval/step_N.json, a table step_N.md
 and step_N.html, where every response is seen with what was found in it. --page=FILE writes all
-responses into that page, FILE's table and figures beside it.
+responses into that page, FILE's table and figures beside it. A model that needs several processes
+is evaluated by as many, each started with the flags of a trainer's (--cluster and so on): each
+scores its share, and process 0 prints and writes.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ from dapo_jax.data import sources
 from dapo_jax.envs import base, self_check
 from dapo_jax.rollout import collect, episodes_talk
 from dapo_jax.rollout import engine as engines
-from dapo_jax.runtime import eval_figures, eval_files, samples_log, tree_store
+from dapo_jax.runtime import eval_figures, eval_files, processes, samples_log, tree_store
 from dapo_jax.runtime import mesh as mesh_lib
 
 UNTRAINED = "none"  # for a work directory: the weights that the configuration names
@@ -189,19 +191,31 @@ def main(arguments: Sequence[str]) -> int:
         arguments, program="python -m dapo_jax.evaluate", purpose=__doc__, extra={
             "workdir": command_line.Flag(None, "directory of the run; none: untrained weights"),
             "checkpoint": command_line.Flag(-1, "step; -1: the newest"),
-            "page": command_line.Flag("", "file of a page with all responses")})
-    untrained = flags["workdir"] == UNTRAINED
+            "page": command_line.Flag("", "file of a page with all responses"),
+            **processes.FLAGS})
+    processes.start(processes.from_flags(flags))
+    try:
+        _evaluate(cfg, flags["workdir"], wanted=flags["checkpoint"], page=flags["page"])
+    except config.ConfigError as error:
+        processes.leave(error, seconds=flags["heartbeat"])
+        raise
+    return command_line.DONE
+
+
+def _evaluate(cfg: config.Config, workdir: str, *, wanted: int, page: str) -> None:
     parts = setup.prepare(cfg, only="eval")
     with setup_environment.judge(cfg, parts.tokenizer, parts.reward) as judge:
         check(parts, judge)
-        step, params = starting_point(parts, flags["workdir"], wanted=flags["checkpoint"])
+        step, params = starting_point(parts, workdir, wanted=wanted)
         outcome = evaluate(compile_evaluator(parts, judge), params, step=step)
-    if not untrained:
-        write(outcome, flags["workdir"], step=step, cfg=cfg.eval)
-    if flags["page"]:
-        eval_files.write_page(flags["page"], outcome.report, outcome.rows, step=step)
-    print(json.dumps({"step": step, "prompts": len(parts.eval_table), **outcome.metrics}))
-    return command_line.DONE
+
+    def tell() -> None:
+        if workdir != UNTRAINED:
+            write(outcome, workdir, step=step, cfg=cfg.eval)
+        if page:
+            eval_files.write_page(page, outcome.report, outcome.rows, step=step)
+        print(json.dumps({"step": step, "prompts": len(parts.eval_table), **outcome.metrics}))
+    processes.first_alone(tell, what="figures", seconds=cfg.processes.late_seconds)
 
 
 if __name__ == "__main__":

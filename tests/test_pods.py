@@ -1,11 +1,13 @@
 """A whole run in several processes of this machine, slow: each compiles all of it."""
 
+import json
 import pathlib
+import shutil
 import signal
 import time
 
 import pytest
-from pods import assert_same, lines, run, samples, start
+from pods import PATIENCE, assert_same, lines, run, said, samples, start
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +29,29 @@ def test_any_number_of_processes_samples_and_learns_the_same(alone, tmp_path, co
     assert ours["step_000002.jsonl"] == theirs["step_000002.jsonl"]
     logs = sorted((tmp_path / "run" / "logs").iterdir())
     assert [path.name for path in logs] == [f"process_{i:04d}.log" for i in range(count)]
+
+
+def evaluated(run, workdir, count):
+    """What `count` processes print of the newest checkpoint of a copy of the run."""
+    shutil.copytree(run, workdir)
+    programs = dict.fromkeys(range(count), ("-m", "dapo_jax.evaluate"))
+    for index, process in enumerate(start(workdir, count, programs=programs)):
+        assert process.wait(timeout=PATIENCE) == 0, said(workdir, index)
+    printed = [[line for line in pathlib.Path(f"{workdir}_{index}.log").read_text().splitlines()
+                if line.startswith('{"step"')] for index in range(count)]
+    assert [len(found) for found in printed] == [1] + [0] * (count - 1)
+    return json.loads(printed[0][0])
+
+
+def test_two_processes_evaluate_a_checkpoint_as_one_does(alone, tmp_path):
+    """It is what the run itself measured at its end; process 0 alone prints and writes."""
+    workdir, wanted = alone
+    one, two = (evaluated(workdir, tmp_path / str(count), count) for count in (1, 2))
+    assert two["step"] == 4 and two == pytest.approx(one, rel=1e-5)
+    figures = {name: value for name, value in wanted[-1].items() if name.startswith("eval/")}
+    assert {name: two[name] for name in figures} == pytest.approx(figures, rel=1e-5)
+    name = "eval_000004.jsonl"
+    assert samples(tmp_path / "2")[name] == samples(tmp_path / "1")[name] == samples(workdir)[name]
 
 
 def test_streaming_in_two_processes_is_that_of_one(tmp_path):

@@ -78,12 +78,15 @@ def free_port():
 @pytest.fixture(scope="module")
 def found():
     """What two processes of two devices each say."""
+    return both(PROBE, {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+
+
+def both(code, env):
+    """What two processes print at their end."""
     address = f"127.0.0.1:{free_port()}"
     started = [subprocess.Popen(
-        [sys.executable, "-c", PROBE, address, str(index)], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
-        for index in range(2)]
+        [sys.executable, "-c", code, address, str(index)], cwd=ROOT, text=True, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE) for index in range(2)]
     results = []
     for process in started:
         out, error = process.communicate(timeout=400)
@@ -135,6 +138,35 @@ def test_one_that_never_comes_is_waited_for_no_longer_than_asked():
     assert ended.returncode not in (0, 2, 3)  # a launcher starts it again
     assert "DEADLINE_EXCEEDED" in ended.stderr, ended.stderr
     assert time.monotonic() - begun < 200  # of which most are imports, on a busy machine
+
+
+CACHED = """
+import json, sys
+import jax, numpy as np
+from dapo_jax import config
+from dapo_jax.runtime import mesh as mesh_lib, processes
+
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name.split("/")[-1]))
+processes.start(processes.Cluster("manual", sys.argv[1], 2, int(sys.argv[2])))
+mesh = mesh_lib.make(config.Mesh(data=2, fsdp=2))
+rows = mesh_lib.put(np.arange(8, dtype=np.float32), mesh_lib.batch_sharding(mesh))
+total = jax.jit(lambda a: (a * a).sum(), out_shardings=mesh_lib.replicated(mesh))(rows)
+print(json.dumps({"total": float(total), "asked": events.count("compile_requests_use_cache"),
+                  "found": events.count("cache_hits")}))
+"""
+
+
+@pytest.mark.slow
+def test_started_again_every_process_finds_what_process_0_compiled(tmp_path):
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+           "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+           "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    first, again = (both(CACHED, env) for _ in range(2))
+    for one in first + again:
+        assert one["total"] == 140 and one["asked"] >= 1
+    assert [one["found"] for one in first] == [0, 0]
+    assert [one["found"] for one in again] == [one["asked"] for one in again]
 
 
 # ----------------------------------------------------------------------------------------- alone

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax._src import cache_key
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dapo_jax import command_line, config, types
@@ -92,6 +93,19 @@ def start(cluster: Cluster) -> None:
         raise config.ConfigError(
             f"--cluster={cluster.kind}: the processes of the run did not find each other: {error}"
             ) from error
+    if cluster.coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost"):
+        _find_programs_of_others()
+
+
+def _find_programs_of_others() -> None:
+    """Let the processes of one machine's CPU find in a shared cache folder what process 0, which
+    alone writes there, compiled. Their keys differ by nothing but jax's fingerprint of the CPU as
+    each process sees it; on several machines it also tells apart what their processors can do."""
+    def described(digest: Any, devices: np.ndarray) -> None:
+        kinds = [(device.device_kind, device.process_index) for device in devices.flat]
+        digest.update(repr(kinds).encode())
+    if jax.default_backend() == "cpu":
+        cache_key._hash_accelerator_config = described
 
 
 def _check(cluster: Cluster) -> None:
