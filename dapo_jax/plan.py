@@ -12,6 +12,7 @@ No parameter is made; where a model's files are not here, config.model.preset gi
 """
 
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import jax
 
 from dapo_jax import command_line, config
-from dapo_jax.planning import chips, page, whole
+from dapo_jax.planning import chips, page, spending, whole
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,6 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if spending.runs_on():
+        sys.stdout.flush()
+        os._exit(command_line.DONE)
     return command_line.DONE
 
 

@@ -1,5 +1,7 @@
 """How the planner searches for what fits, and within what time it compiles."""
 
+import threading
+import time
 import types
 
 import pytest
@@ -98,19 +100,38 @@ def asked(bench, seconds):
 
 
 def test_nothing_is_begun_that_would_end_too_late(bench):
-    bench.seconds = {"small": 20, "large": 1}
-    ask = asked(bench, 100)
-    ask(spending.Key("update", 1), lambda: "small")  # at 120, of 190; the next: 30
-    ask(spending.Key("update", 2), lambda: "small")
-    ask(spending.Key("update", 3), lambda: "small")  # at 160: to 190 with the margin
+    bench.seconds = {"small": 30, "large": 1}
+    ask = asked(bench, 100)  # to 190, and it is 100
+    ask(spending.Key("update", 1), lambda: "small")
+    ask(spending.Key("update", 2), lambda: "small")  # until 160: the next would end at 190
     with pytest.raises(spending.OutOfTime):
         ask(spending.Key("update", 4), lambda: "small")
     ask(spending.Key("decode", 1), lambda: "large")  # another kind is still begun
     bench.now = 190.0
     with pytest.raises(spending.OutOfTime):
         ask(spending.Key("apply"), lambda: "large")
-    assert bench.compiled == ["small"] * 3 + ["large"]
-    assert bench.said[0] == "update, 1 slots: compiled in 20 s (30 of 100 s)"
+    assert bench.compiled == ["small"] * 2 + ["large"]
+    assert bench.said[0] == "update, 1 slots: compiled in 30 s (40 of 100 s)"
+
+
+def test_what_takes_longer_than_there_is_time_is_waited_for_no_further(monkeypatch):
+    end = threading.Event()
+    monkeypatch.setattr(compiler, "compiled", lambda program, *, text: end.wait(30) and FIGURES)
+    begun = time.perf_counter()
+    ask = spending.within(0.2, begun=begun, say=lambda line: None)
+    for kind in ("update", "decode"):  # nothing is begun beside what still runs
+        with pytest.raises(spending.OutOfTime):
+            ask(spending.Key(kind), lambda: "endless")
+    assert time.perf_counter() - begun < 20 and spending.runs_on()
+    end.set()
+    while spending.runs_on() and time.perf_counter() - begun < 60:
+        time.sleep(0.01)
+    assert not spending.runs_on()
+
+
+def test_what_a_compile_raises_is_raised_to_who_asked(bench):
+    with pytest.raises(KeyError, match="unheard"):
+        asked(bench, 100)(spending.Key("update"), lambda: "unheard")
 
 
 def test_nothing_is_compiled_twice_and_what_was_too_large_stays_so(bench):

@@ -2,13 +2,12 @@
 configuration names."""
 
 import dataclasses
-import re
 
 import pytest
-from conftest import ROOT
+from test_planning_configs import known, named
 
 from dapo_jax import command_line, config, config_checks
-from dapo_jax.planning import chips, compiler, estimate, memory, programs, whole
+from dapo_jax.planning import chips, compiler, estimate, memory, programs, sources, whole
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.tpu, pytest.mark.xdist_group("tpu"),
@@ -61,32 +60,18 @@ def test_the_counted_memory_of_an_update_is_near_the_compiler_s(case):
     on = compiler.slice_mesh(chips.find(case.chip), shape)
     accumulate = programs.only(programs.of_update(plan, on).accumulate)
     figures = compiler.compiled(accumulate)
-    counted = estimate.of_update(plan, programs.of_update(plan, abstract), abstract).temporary
+    counted = estimate.of_update(plan, sources.of(plan, abstract, abstract)).temporary
     held = sum(map(memory.on_device, accumulate.arguments))
     # Arrays are padded to whole tiles there.
     assert held == pytest.approx(figures.arguments, rel=0.02)
     assert held + counted == pytest.approx(figures.arguments + figures.temporary, rel=0.15)
 
 
-def named():
-    """(path, chip, mesh) of configurations whose docstring gives the command that plans them."""
-    for path in sorted((ROOT / "configs").rglob("*.py")):
-        if command := re.search(r"dapo_jax\.plan --config=\S+((?:[ \\\n]+--\S+)*)",
-                                path.read_text()):
-            flags = dict(re.findall(r"--(\w+)=(\S+)", command[1]))
-            if chips.find(flags["chip"]).slices:
-                yield path, flags
-
-
-@pytest.mark.parametrize(("path", "flags"), list(named()), ids=[path.stem for path, _ in named()])
-def test_a_configuration_compiles_for_the_slice_that_it_names(path, flags):
-    cfg = config_checks.from_dict(command_line.load_file(str(path)))
+@pytest.mark.parametrize(("name", "flags"), list(named()), ids=[name for name, _ in named()])
+def test_a_configuration_compiles_for_the_slice_that_it_names(name, flags):
+    cfg = config_checks.from_dict(command_line.load_file(str(known()[name])))
     shape = chips.mesh_shape(flags["mesh"]) if "mesh" in flags else cfg.mesh
-    figures = whole.planned(cfg, chips.find(flags["chip"]), shape, compiles=0)
-    for name, one in figures["programs"].items():
-        assert one["source"].startswith("TPU compiler"), (name, one["source"])
+    figures = whole.planned(cfg, chips.find(flags["chip"]), shape, compiles=0, minutes=60)
+    for program, one in figures["programs"].items():
+        assert one["source"].startswith("TPU compiler"), (program, one["source"])
     assert max(figures[side]["peak"] for side in ("update", "rollout")) < figures["memory"]
-
-
-def test_all_configurations_that_name_a_slice_are_found():
-    assert {path.stem for path, _ in named()} >= {"dapo_qwen2_5_32b", "bench_qwen2_5_1_5b"}

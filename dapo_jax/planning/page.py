@@ -10,7 +10,7 @@ import rich.table
 from dapo_jax.planning import sources
 
 GIB = 2 ** 30
-KINDS = {"parameters": "parameters that are trained", "base": "parameters under the adapter",
+KINDS = {"parameters": "parameters", "base": "parameters under the adapter",
          "optimizer": "optimizer", "gradients": "summed gradients", "reference": "reference model",
          "merged": "blocks with the adapter in them",
          "moved": "parameters on the sampler's mesh", "weights": "the sampler's weights",
