@@ -53,3 +53,13 @@ def test_all_data_sets_of_reasoning_gym_have_an_example():
             assert LIST.records(name, 1)[0]["prompt"]
         except config.ConfigError as error:
             pytest.fail(f"{name}: {error}")
+
+
+def test_an_environment_of_ones_own_is_shown_or_refused(capsys):
+    assert LIST.main(["talk_environments:FAULTY"]) == 0
+    assert capsys.readouterr().out == (
+        "faulty: several turns; it has no problems of its own and is played on those of the task\n")
+    assert LIST.main(["dapo_jax.envs.guess_number:ENVIRONMENT", "2"]) == 0
+    assert capsys.readouterr().out.count("Guess it") == 2
+    assert LIST.main(["talk_environments:FAULTI"]) == 2
+    assert "did you mean FAULTY" in capsys.readouterr().err

@@ -171,7 +171,7 @@ def rewarded(samples, found, pairs=(), **changes):
 def test_shaping_stands_apart_from_the_reward_and_by_turn(faulty):
     samples, found = played(faulty, [[["a\n", "b\n", "a\n", "end\n"], ["end\n"]]])
     filled, scores = rewarded(samples, found, (("good", 0.25), ("length", -1.0)), by_turn=5)
-    length = samples.length / WIDTH
+    length = np.array([len("a\nb\na\nend\n"), len("end\n")]) / WIDTH  # without "so\n", thrice told
     assert filled.reward.tolist() == [4, 1] and scores.parts["good"].tolist() == [2, 0]
     np.testing.assert_allclose(filled.shaped, [4.5 - length[0], 1 - length[1]], rtol=1e-6)
     np.testing.assert_allclose(filled.turn_rewards, [

@@ -92,6 +92,20 @@ def test_a_large_table_equals_the_small_one(tmp_path, cache, request, split, cha
     assert made.records[-1] == made.records[len(made) - 1]
 
 
+def test_large_files_are_not_taken_for_episodes_that_nobody_plays(tmp_path, cache, large):
+    cfg = settings(write(tmp_path / "d.jsonl", worked=str), demonstration_field="worked")
+    for name, share, refused in [("calculator", 1.0, True), ("calculator", 0.0, False),
+                                 ("talk_environments:FAULTY", 1.0, False)]:
+        own = dataclasses.replace(cfg, sft=dataclasses.replace(cfg.sft, steps=1), environment=(
+            config.Environment(name=name, demonstrated=share)))
+        assert len(tabled(own, "eval", None)[0])
+        if refused:
+            with pytest.raises(config.ConfigError, match="set it to 0 to learn those of the files"):
+                tabled(own, "train", None)
+        else:
+            assert len(tabled(own, "train", None)[0])
+
+
 def test_a_large_mixture_keeps_the_drawn_order_without_the_prompts_that_are_too_long(
         tmp_path, cache, request):
     paths = [write(tmp_path / f"{name}.jsonl") for name in "ab"]

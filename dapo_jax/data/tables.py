@@ -28,7 +28,11 @@ def load(
     wrap = cfg.task.chat or templates.named(cfg.task.template).chat
     writing = encoding.Writing(cfg.task.template, chat, wrap, cfg.prompts, stop_id)
     found = _files(cfg, split)
+    own = cfg.environment
+    learned = bool(own.name) and split == "train" and bool(cfg.sft.steps or cfg.sft.epochs)
     if found and origins.large(found):
+        if learned:
+            _check_nothing_shown(own)
         return _kept(cfg, split, recipe, writing, found)
     names: list[str] = []
     records: Sequence[prompts.Record]
@@ -37,12 +41,20 @@ def load(
         names, records = [name for name, _ in placed], [record for _, record in placed]
     else:
         records, counts = sources.load(cfg, split)
-    if cfg.environment.name and split == "train" and (cfg.sft.steps or cfg.sft.epochs):
-        records = shown.with_episodes(
-            records, environments.environment(cfg.environment.name), cfg.environment)
+    if learned:
+        records = shown.with_episodes(records, environments.environment(own.name), own)
     records = prompts.in_chat(records, chat, wrap=wrap, names=names)
     table, more = prompts.table(records, tokenizer, cfg.prompts, stop_id=stop_id, names=names)
     return table, {name: counts.get(name, 0) + more.get(name, 0) for name in counts | more}
+
+
+def _check_nothing_shown(own: config.Environment) -> None:
+    """ConfigError: the environment has episodes to learn from, which large files are not given."""
+    if own.demonstrated and environments.environment(own.name).shown:
+        raise config.ConfigError(
+            f"config.environment.demonstrated = {own.demonstrated:g}, but the training files are "
+            f"of {origins.LARGE >> 20} MB or more, whose demonstrations no environment plays: set "
+            "it to 0 to learn those of the files, or name smaller files")
 
 
 def _files(cfg: config.Config, split: str) -> tuple[origins.Source, ...]:

@@ -13,7 +13,8 @@ from dapo_jax.dynamic_sampling import gather
 ADVICE = {
     filters.ALL_ONE: "most prompts are too easy: use harder ones",
     filters.ALL_ZERO: "most prompts are too hard: use easier ones or more samples per prompt",
-    filters.INVALID: "most groups had too few scored samples: look at the reward function",
+    filters.INVALID: "most groups had too few scored samples: look at the reward function or the "
+    "environment, whose first failure is in the log",
     filters.INFORMATIVE: "most groups were informative",
 }
 

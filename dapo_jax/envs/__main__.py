@@ -4,7 +4,8 @@
     python -m dapo_jax.envs countdown 5  problems of one, with a right answer and its reward
     python -m dapo_jax.envs NAME [N]     N is 3 if it is not given
 
-NAME is a task, an environment, or a data set of reasoning-gym.
+NAME is a task, an environment (also module:NAME, one of your own), or a data set of
+reasoning-gym.
 """
 
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 
 from dapo_jax import config
 from dapo_jax.data import sources
-from dapo_jax.envs import base, environments, reasoning_gym
+from dapo_jax.envs import base, environments, episodes, reasoning_gym
 
 SHOWN = 3
 WIDTH = 100
@@ -39,9 +40,8 @@ def records(name: str, count: int) -> list[base.Record]:
 
     ConfigError if there is none of this name.
     """
-    if name in ENVIRONMENTS:
-        made = ENVIRONMENTS[name].records
-        return made(seed=0, split="train", count=count) if made else []
+    if found := _environment(name):
+        return _own_problems(found, count)
     name, _, dataset = name.partition(":")
     if name not in sources.TASKS:
         name, dataset = GYM, name
@@ -55,6 +55,20 @@ def records(name: str, count: int) -> list[base.Record]:
     settings = config.Task(name=name, dataset=dataset or "chain_sum", train_size=count)
     cfg = config.Config(task=settings, eval=config.Evaluation(prompts=1))
     return task.build(cfg, "train")[0]
+
+
+def _environment(name: str) -> episodes.Environment | None:
+    """The environment of that name, "module:NAME" too; None: it names no environment."""
+    if name in ENVIRONMENTS:
+        return ENVIRONMENTS[name]
+    own = ":" in name and not name.startswith(f"{GYM}:")
+    return environments.environment(name) if own else None
+
+
+def _own_problems(found: episodes.Environment, count: int) -> list[base.Record]:
+    made = found.records
+    return environments.asked(found, "records", lambda: made(
+        seed=0, split="train", count=count)) if made else []
 
 
 def _listing() -> str:
@@ -73,8 +87,10 @@ def _listing() -> str:
 
 
 def _shown(name: str, count: int) -> str:
-    if name in ENVIRONMENTS:
-        return RULE.join(_problem(record, None) for record in records(name, count))
+    if found := _environment(name):
+        return RULE.join(_problem(record, None) for record in records(name, count)) or (
+            f"{found.name}: {found.purpose or 'several turns'}; it has no problems of its own and "
+            "is played on those of the task")
     task = sources.task(name if name in sources.TASKS else GYM)
     reward = base.resolve_reward(task.reward)
     return RULE.join(
