@@ -11,6 +11,7 @@ import pathlib
 import re
 import signal
 import sys
+import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from ml_collections import config_flags
 
 from dapo_jax import config, config_checks, config_gin
 
-DONE, BAD_INPUT, LIMIT, TERMINATED = 0, 2, 3, 143
+DONE, BAD_INPUT, LIMIT, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def parse(
                                         sys_argv=[program, *arguments])
         rest = values([program, *arguments])[1:]
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise config.ConfigError(_explain(error, arguments)) from error
+        raise config.ConfigError(_explain(error, arguments, extra, program)) from error
     if rest:
         raise config.ConfigError(f"unexpected argument {rest[0]!r}; flags are --name=value; "
                                  f"see {program} --help")
@@ -81,7 +82,9 @@ def _take_config(arguments: Sequence[str], program: str) -> tuple[str, list[str]
         else:
             rest.append(argument)
     if not path:
-        raise config.ConfigError(f"--config=FILE is missing; see {program} --help")
+        files = [value for one in rest if (value := one.rpartition("=")[2]).endswith(".py")]
+        hint = f"; did you mean --config={files[0]}?" if files else ""
+        raise config.ConfigError(f"--config=FILE is missing{hint}; see {program} --help")
     return path, rest
 
 
@@ -138,8 +141,10 @@ def load_file(path: str) -> ml_collections.ConfigDict:
 def call_file(path: str, function: str) -> Any:
     """What a configuration file's function of no arguments returns; None if it has no such
     function. Raises ConfigError with file and line for what goes wrong there."""
-    if not pathlib.Path(path).is_file():
-        raise config.ConfigError(f"--config={path}: there is no such file")
+    if not (file := pathlib.Path(path)).is_file():
+        beside = [str(other) for other in file.parent.glob("*.py")] if file.suffix else []
+        raise config.ConfigError(f"--config={path}: there is no such file"
+                                 f"{config.near(path, beside)}")
     spec = importlib.util.spec_from_file_location("experiment", path)
     if spec is None or spec.loader is None:
         raise config.ConfigError(f"--config={path}: not a .py file")
@@ -163,14 +168,20 @@ def _fault(error: BaseException) -> str:
     return f"unknown field {missing[1]}{config.near(missing[1], known)}"
 
 
-def _explain(error: Exception, arguments: Sequence[str]) -> str:
-    """Name the overridden field that does not exist, with its neighbours; else the error."""
+def _explain(error: Exception, arguments: Sequence[str], extra: Iterable[str],
+             program: str) -> str:
+    """Name the overridden field or the flag that does not exist, with its neighbours; else the
+    error."""
     known = field_names()
     for argument in arguments:
         name = argument.lstrip("-").split("=")[0]
         path = name.removeprefix("config.")
         if name.startswith("config.") and path not in known:
-            return f"unknown field {name}{config.near(path, known)}"
+            return f"unknown field {name}{config.near(path, known)} ({program} --help lists all)"
+    if isinstance(error, flags.UnrecognizedFlagError):
+        names = [f"--{known}" for known in ("config", "gin_file", "gin_binding", *extra)]
+        wrong = f"--{error.flagname}"
+        return f"unknown flag {wrong}{config.near(wrong, names)} ({program} --help lists all)"
     return str(error)
 
 
@@ -230,13 +241,17 @@ def check_folder(folder: pathlib.Path, *, flag: str) -> None:
     """Refuse, by ConfigError, a `--flag` whose folder is none and cannot be made: what is computed
     first would be lost."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
         raise config.ConfigError(f"--{flag}: {folder} cannot be written: {there} is no folder that "
-                                 "this user may write to")
+                                 "this user may write to") from error
 
 
 def leave(main: Callable[[Sequence[str]], int]) -> None:
-    """Run an entry and leave with its status; bad input ends with one clear message."""
+    """Run an entry and leave with its status; bad input ends with one clear message, and so does
+    an interrupt that the entry does not wait for."""
     # Some import has given the root logger a handler already.
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
     try:
@@ -244,6 +259,9 @@ def leave(main: Callable[[Sequence[str]], int]) -> None:
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         status = BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = INTERRUPTED
     sys.exit(status)
 
 

@@ -184,6 +184,7 @@ def main(arguments: Sequence[str]) -> int:
                                  f"{', '.join(hf_out.DTYPES)}")
     out = pathlib.Path(flags["out"])
     _check_new(out)
+    command_line.check_folder(out.parent, flag="out")
     parts = setup.open_model(cfg)
     base = setup.open_base(parts)
     step, trained = evaluate.trained_of(parts, base, flags["workdir"], wanted=flags["checkpoint"])

@@ -56,6 +56,8 @@ def main(arguments: Sequence[str]) -> int:
         raise config.ConfigError("--json is empty: name a file, or leave it out")
     target = pathlib.Path(flags["json"]) if flags["json"] else None
     if target:
+        if target.is_dir():
+            raise config.ConfigError(f"--json={target} is a folder; name a file")
         command_line.check_folder(target.parent, flag="json")
     figures = whole.planned(cfg, chip, shape, length=flags["length"], compiles=flags["compiles"],
                             minutes=flags["minutes"], say=_say,

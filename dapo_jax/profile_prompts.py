@@ -142,9 +142,12 @@ def main(arguments: Sequence[str]) -> int:
     if cfg.task.pass_rates:
         raise config.ConfigError("config.task.pass_rates is set: profile the whole training set, "
                                  "with --config.task.pass_rates=")
+    path = pathlib.Path(flags["out"])
+    if path.is_dir():
+        raise config.ConfigError(f"--out={path} is a folder; name a file")
+    command_line.check_folder(path.parent, flag="out")
     untrained = flags["workdir"] == evaluate.UNTRAINED
     parts = setup.prepare(cfg, only="train" if untrained else "")
-    path = pathlib.Path(flags["out"])
     with setup_environment.judge(cfg, parts.tokenizer, parts.reward) as judge:
         evaluate.check(parts, judge)
         step, params = evaluate.starting_point(parts, flags["workdir"],

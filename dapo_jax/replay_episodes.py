@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dapo_jax import config
+from dapo_jax import command_line, config
 from dapo_jax.envs import episode_play, episode_pool
 from dapo_jax.rollout import episodes_log
 
@@ -27,6 +27,8 @@ def read(path: pathlib.Path) -> list[tuple[str, episode_play.Episode | None]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise config.ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise config.ConfigError(f"{path} is no row of DIR/samples: it is not UTF-8") from error
     found = []
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
@@ -59,17 +61,21 @@ def replay(rows: Sequence[tuple[str, episode_play.Episode | None]]) -> dict[str,
 
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
-    if not arguments or arguments[0].startswith("-"):
+    if {"-h", "--help"} & set(arguments):
         print(__doc__.strip())
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+        return command_line.DONE
+    if not arguments or arguments[0].startswith("-"):
+        wrong = f"unknown flag {arguments[0]}" if arguments else "name files of DIR/samples"
+        print(f"error: {wrong}; see python -m dapo_jax.replay_episodes --help", file=sys.stderr)
+        return command_line.BAD_INPUT
     try:
         result = replay([row for path in arguments for row in read(pathlib.Path(path))])
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return command_line.BAD_INPUT
     print(json.dumps(result))
     return int(bool(result["differing"] or result["failed"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line.leave(main)

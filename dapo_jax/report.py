@@ -20,7 +20,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from dapo_jax import config
+from dapo_jax import command_line, config
 from dapo_jax.runtime import page, panels, plots, report_data, report_server, run_files
 
 PORT = 8000
@@ -111,12 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             serve(workdirs, host=given.host or report_server.LOOPBACK[0],
                   port=PORT if given.port is None else given.port)
         else:
+            command_line.check_folder(given.out or workdirs[0], flag="out")
             print(write(read(workdirs), given.out or workdirs[0]))
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return command_line.BAD_INPUT
+    return command_line.DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.leave(main)

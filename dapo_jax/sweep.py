@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dapo_jax import command_line, train
+from dapo_jax import command_line, config, train
 from dapo_jax.runtime import processes, status_line
 from dapo_jax.studies import jobs, runs, sweep_points, sweep_table
 
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """The command; see the module's text."""
     given, flags = _parser().parse_known_args(arguments)
+    command_line.check_folder(given.out, flag="out")
     points, values = sweep_points.read(flags, given.out)
     if given.dry_run:
         for place, point in enumerate(points):
@@ -64,6 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     if given.index is not None:
         return _run_one(sweep_points.find(points, given.index), values)
     if given.table:
+        if not any(point.workdir.exists() for point in points):
+            raise config.ConfigError(f"--table: {given.out} holds no run of this sweep yet; start "
+                                     "it first, by the same command without --table")
         return _finish(given, flags, points, [])
     with command_line.caught_signals() as signals:
         failures = jobs.run([_job(point, given.out, flags) for point in points],

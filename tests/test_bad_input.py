@@ -59,6 +59,7 @@ def _assert_says(message, words):
 
 FILES = [
     ("missing.py", "--config=missing.py: there is no such file"),
+    ("tyni.py", "--config=tyni.py: there is no such file; did you mean tiny.py"),
     (".", "--config=.: there is no such file"),
     ("text.txt", "--config=text.txt: not a .py file"),
     ("broken.py", (f"broken.py, line {LINE}", "SyntaxError")),
@@ -93,7 +94,8 @@ COMMANDS = [
     ("--config.scoring.timeout=1e300", "config.scoring.timeout"),
     ("--config.dynamic_sampling.predictor.alpha=nan", "config.dynamic_sampling.predictor.alpha"),
     ("--config.task.digits=1000000", "config.task.digits"),
-    ("--wrkdir=x", ("wrkdir", "workdir")),
+    ("--wrkdir=x", ("unknown flag --wrkdir; did you mean --workdir", "train --help")),
+    ("--zzzz=x", ("unknown flag --zzzz (", "train --help")),
     ("surplus", "unexpected argument 'surplus'"),
     ("--config.model.source=hf", ("config.model.source", "hf", "scratch", "gguf")),
     ("--config.rl.algorithm.preset=dappo", ("config.rl.algorithm.preset", "dappo", "dapo")),

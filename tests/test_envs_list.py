@@ -38,11 +38,16 @@ def test_data_sets_of_reasoning_gym_are_tasks_of_their_own(capsys):
     assert "did you mean spell_backward" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments, status", [(["--help"], 0), (["a", "b"], 2), (["a", "1", "2"],
-                                                                                 2)])
-def test_other_arguments_get_the_usage(arguments, status, capsys):
-    assert LIST.main(arguments) == status
-    assert "python -m dapo_jax.envs" in capsys.readouterr().out
+@pytest.mark.parametrize("arguments", [["a", "b"], ["a", "1", "2"], ["--nonsense=1"], ["-x", "1"]])
+def test_other_arguments_are_named_in_one_line_that_says_where_help_is(arguments, capsys):
+    assert LIST.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert " ".join(arguments) in line and "python -m dapo_jax.envs --help" in line
+
+
+def test_help_is_given_wherever_it_is_asked_for(capsys):
+    assert LIST.main(["countdown", "--help"]) == 0
+    assert "python -m dapo_jax.envs countdown 5" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ def test_every_setting_is_of_the_file_the_flags_and_itself(command, tmp_path):
     (SEEDS, ["--config.rl.stepz=4"], ["unknown field config.rl.stepz"]),
     (SEEDS, ["--workdir=x"], ["workdir"]),
     (SEEDS, ["--index=4"], ["--index=4", "0 to 3"]),
+    (SEEDS, ["--table"], ["--table", "out holds no run of this sweep yet"]),
+    (SEEDS, [f"--out={__file__}/out", "--dry-run"], ["--out", "test_sweep.py is no folder"]),
 ])
 def test_what_is_wrong_is_named_before_anything_starts(
         command, tmp_path, monkeypatch, more, flags, words):

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dapo_jax import config
+from dapo_jax import command_line, config
 from dapo_jax.data import sources
 from dapo_jax.envs import base, environments, episodes, reasoning_gym
 
@@ -105,20 +105,24 @@ def _problem(record: Mapping[str, Any], reward: float | None) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0, or 2 for a name that does not exist."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__.strip())
+        return command_line.DONE
+    if len(arguments) > 2 or "".join(arguments).startswith("-") or not "".join(
+            arguments[1:] or "1").isdecimal():
+        print(f"error: unexpected {' '.join(arguments)}: a name, then a number; see "
+              "python -m dapo_jax.envs --help", file=sys.stderr)
+        return command_line.BAD_INPUT
     if not arguments:
         print(_listing())
-        return 0
-    if len(arguments) > 2 or arguments[0].startswith("-") or not "".join(arguments[1:]
-                                                                         or "1").isdecimal():
-        print(__doc__.strip())
-        return 0 if arguments[0] in ("-h", "--help") else 2
+        return command_line.DONE
     try:
         print(_shown(arguments[0], int([*arguments[1:], str(SHOWN)][0])))
     except config.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return command_line.BAD_INPUT
+    return command_line.DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line.leave(main)

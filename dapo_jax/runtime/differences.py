@@ -113,9 +113,9 @@ def _words(one: Difference, corrected: float, compared: int) -> str:
     if corrected < 1 - LEVEL:
         return f"a real difference: {way} by {abs(one.mean):.3g} ({p})"
     reach = one.student.high - one.student.mean
-    agree = " although all seeds agree," if _agree(one) else ""
-    return (f"no difference shown:{agree} these {len(one.seeds)} seeds would show one of about "
-            f"{reach:.2g} ({p})")
+    agree = ", although all seeds agree" if _agree(one) else ""
+    return (f"no difference shown{agree}: {len(one.seeds)} seeds like these can show one of about "
+            f"{reach:.2g} or more ({p})")
 
 
 def _agree(one: Difference) -> bool:

@@ -35,9 +35,12 @@ class Panel:
 
 SHARE = (-0.03, 1.03)
 PANELS = (
-    Panel("accuracy", "Held-out accuracy", "share of answers or prompts",
-          ((r"eval/((?:avg|pass|maj)@\d+)", r"\1"), ("eval/greedy", "greedy")), limits=SHARE,
-          note="avg@k: mean over samples; pass@k: any of k is right; maj@k: the most frequent is."),
+    Panel("accuracy", "Held-out accuracy", "share of answers",
+          ((r"eval/(avg@\d+)", r"\1"), ("eval/greedy", "greedy")), limits=SHARE,
+          note="avg@k: the mean over k samples of a prompt; greedy: the likeliest answer alone."),
+    Panel("accuracy_of_k", "Held-out accuracy of several answers together", "share of prompts",
+          ((r"eval/((?:pass|maj)@\d+)", r"\1"),), limits=SHARE,
+          note="pass@k: any of k is right; maj@k: the most frequent of k is."),
     Panel("reward", "Task reward", "reward", (
         ("reward/mean", "all samples"), ("reward/kept_mean", "kept groups"),
         ("reward/shaped_mean", "shaped")),
@@ -51,8 +54,8 @@ PANELS = (
     Panel("turns", "Turns and tools", "per episode", (
         ("turns/mean", "turns"), ("turns/calls", "tool calls"),
         ("turns/tool_errors", "tool errors")), limits=(0, None)),
-    Panel("failures", "Failed episodes", "episodes per step", (
-        ("invalid/env_error", "all"), ("invalid/kind_error", "raised"),
+    Panel("failures", "Samples that could not be scored", "samples per step", (
+        ("invalid/env_error", "of environments"), ("invalid/kind_error", "raised"),
         ("invalid/kind_timeout", "late"), ("invalid/kind_ended", "worker ended")),
         limits=(0, None), note="They are in neither loss nor statistics."),
     Panel("waiting", "Waiting for environments", "share of sampling, seconds of a call", (

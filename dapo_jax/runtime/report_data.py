@@ -191,8 +191,8 @@ def compared(runs: Sequence[Run], settings: Mapping[str, Sequence[int]]) -> dict
                             if (value := _last(runs[place], name)) is not None}
                   for setting, members in settings.items()}
         if differences.comparable(values):
-            found += [[name.removeprefix("eval/"), one.name, ", ".join(map(str, one.seeds)),
-                       _bounds(one.student), _bounds(one.bootstrap), one.words]
+            found += [[name.removeprefix("eval/"), one.name, one.words, _bounds(one.student),
+                       _bounds(one.bootstrap), ", ".join(map(str, one.seeds))]
                       for one in differences.against(values, base)]
     return {"base": base, "rows": found}
 

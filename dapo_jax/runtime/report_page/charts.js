@@ -1,7 +1,7 @@
 "use strict";
 // Curves as SVG. A chart is a panel of the payload and what the controls say; nothing is fetched.
 const SPACE = {left: 50, right: 10, top: 8, bottom: 22}, HEIGHT = 210;
-const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const DASHES = ["", "6 3", "2 3", "8 3 2 3", "12 4", "1 5", "12 3 2 3 2 3", "4 6"];
 
 function svg(parent, tag, attributes, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -49,7 +49,8 @@ function merged(rows) {
 function curves(panel, payload, options) {
   const many = payload.settings.length > 1, found = [];
   const look = (setting, label) => ({
-    colour: `var(--c${(many ? setting : label) % 8})`, dash: many ? DASHES[label % 4] : "",
+    colour: `var(--c${(many ? setting : label) % 8})`,
+    dash: many ? DASHES[label % DASHES.length] : "",
     name: many ? payload.settings[setting].name : panel.labels[label]});
   payload.settings.forEach((setting, place) => panel.labels.forEach((label, number) => {
     const rows = panel.series.filter((one) => setting.runs.includes(one[0]) && one[1] === number)
@@ -85,7 +86,7 @@ function short(value) {
   const size = Math.abs(value);
   if (size >= 1e5) return (value / 1e3).toPrecision(3) * 1 + "k";
   if (size >= 1e-3 || !size) return String(+value.toPrecision(4));
-  return value.toExponential(1);
+  return value.toExponential(1).replace(".0e", "e");
 }
 
 // Scales, grid and axes; returns the functions from values to places.

@@ -42,8 +42,9 @@ function summary(parent) {
   const rows = labels.map((label) => [label, ...payload.runs.map(
     (run) => run.summary[label] || "–")]);
   if (payload.runs.length > FEW) {
-    table(parent, ["run", ...labels], payload.runs.map(
-      (run) => [run.name, ...labels.map((label) => run.summary[label] || "–")]));
+    const main = labels.filter((label) => !/(pass|maj)@/.test(label));  // the rest is further down
+    table(parent, ["run", ...main], payload.runs.map(
+      (run) => [run.name, ...main.map((label) => run.summary[label] || "–")]));
   } else if (payload.runs.length > 1) {
     table(parent, ["", ...payload.runs.map((run) => run.name)], rows);
   } else {
@@ -66,8 +67,8 @@ function comparison(parent) {
     "What is said goes by Student's t of the paired differences with Holm's correction for the " +
     "settings compared, each figure by itself; the bootstrap of few seeds is too narrow to " +
     "decide.");
-  table(parent, ["figure", "setting", "seeds", "difference, 95 % by t", "by bootstrap",
-    "in words"], rows);
+  table(parent, ["figure", "setting", "in words", "difference, 95 % by t", "by bootstrap",
+    "seeds"], rows);
 }
 
 function legend(parent, panel, drawn) {
@@ -100,6 +101,11 @@ function chart(parent, panel) {
   const width = Math.max(240, figure.clientWidth);
   if (single && !panel.series.some((one) => one[0] === options().run)) {
     add(figure, "p", "faint", "this run has none of these metrics");
+    return;
+  }
+  if (!single && panel.series.every((one) => one[3].every((value) => value === 0))) {
+    add(figure, "p", "", "0 at every step");
+    if (panel.note) add(figure, "figcaption", "", panel.note);
     return;
   }
   const node = svg(figure, "svg", {viewBox: `0 0 ${width} ${HEIGHT}`, role: "img",
