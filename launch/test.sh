@@ -11,6 +11,7 @@ set -euo pipefail
 if [ "${1:-}" = --help ]; then show_help; exit 0; fi
 prepare_to_test
 cd "$root"
-# Tests of one xdist_group share a process, and so what they compile.
-[ "$#" -gt 0 ] || set -- -n 2 --dist loadgroup
+# Tests of one file share a process, and so what its fixtures compile: dealt out one by one, both
+# processes would compile it. The longest files come first (tests/conftest.py).
+[ "$#" -gt 0 ] || set -- -n 2 --dist loadfile --no-loadscope-reorder
 exec "$python" -m pytest "$@"

@@ -35,6 +35,20 @@ hypothesis.settings.register_profile("dapo_jax", deadline=None, max_examples=50,
 hypothesis.settings.load_profile("dapo_jax")
 
 
+# Begun first, so that none of them is left for the end, when only one of two processes has work.
+LONGEST = (
+    "test_train", "test_resume", "test_evaluate", "test_pages", "test_tpu_compile", "test_bench",
+    "test_streaming", "test_selected_runs", "test_setup_adapter", "test_phases", "test_engine",
+    "test_decode", "test_update_adapter", "test_update", "test_stacks", "test_learns",
+    "test_transformer", "test_talking", "test_bad_input")
+
+
+def pytest_collection_modifyitems(items):
+    """Files in the order of LONGEST, then the others in their own."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The open GGUF file of the small real model; opening it takes seconds, hence once."""

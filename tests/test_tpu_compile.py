@@ -15,7 +15,7 @@ from dapo_jax.rollout import draw
 from dapo_jax.runtime import mesh as mesh_lib
 
 pytestmark = [
-    pytest.mark.tpu, pytest.mark.xdist_group("tpu"),
+    pytest.mark.tpu,
     # The cache cannot hand a TPU's program to a machine without one; it is compiled anew.
     pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 SPEC = specs.from_scratch(config.Model(), vocab=19, compute_dtype="bfloat16")

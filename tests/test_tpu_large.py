@@ -17,7 +17,7 @@ from dapo_jax.models import lora, presets, transformer
 from dapo_jax.runtime import mesh as mesh_lib
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.tpu, pytest.mark.xdist_group("tpu"),
+    pytest.mark.slow, pytest.mark.tpu,
     pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 SETTINGS = update.Settings(algorithms.loss_settings(algorithms.dapo()), 1.0, 1024)
 GIB = 2 ** 30

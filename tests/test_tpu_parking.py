@@ -14,7 +14,7 @@ from dapo_jax.rollout import draw, programs
 from dapo_jax.runtime import mesh as mesh_lib
 
 pytestmark = [
-    pytest.mark.tpu, pytest.mark.slow, pytest.mark.xdist_group("tpu"),
+    pytest.mark.tpu, pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 SLOTS, LENGTH, REPLY = 64, 512, 64
 

@@ -12,7 +12,7 @@ from dapo_jax.models import cost, presets
 from dapo_jax.rollout import draw
 
 pytestmark = [
-    pytest.mark.tpu, pytest.mark.slow, pytest.mark.xdist_group("tpu"),
+    pytest.mark.tpu, pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 LAYERS, ROWS = 4, 4
 BYTES = {"pred": 1, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
