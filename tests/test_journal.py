@@ -3,10 +3,12 @@
 import contextlib
 import io
 
+import numpy as np
 import pytest
 import runs
+from test_filling import PROCESSES, SLOTS, prepared
 
-from dapo_jax import config, journal
+from dapo_jax import config, journal, types
 from dapo_jax.runtime import metrics, samples_log
 
 
@@ -43,3 +45,29 @@ def test_a_folder_that_cannot_be_held_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(journal.checkpoint, "sole_use", refuse)
     with pytest.raises(config.ConfigError, match="No space left on device.*a disk with room"):
         journal.claim(str(tmp_path), runs.configure(), contextlib.ExitStack())
+
+
+def test_of_a_failed_update_the_writer_keeps_the_slots_of_all_processes(tmp_path):
+    """One of several processes has packed its own slots; for the file all are packed, once."""
+    asked, none = [], types.Sum(np.int32(0))
+    fetched = [{"policy/skipped": none}, {"policy/skipped": types.Sum(np.int32(1))}] * 2
+
+    def whole():
+        asked.append(len(PROCESSES))
+        return prepared(SLOTS, updates=2)
+
+    with contextlib.ExitStack() as stack:
+        opened = journal.opened(str(tmp_path), runs.configure(), stack, done=-1, steps=3)
+        other = journal.Journal(str(tmp_path), opened.cfg, None, None)
+        journal.write_failed(other, fetched, step=3, work=whole)
+        journal.write_failed(opened, [fetched[0]], step=3, work=whole)
+        assert not asked
+        journal.write_failed(opened, fetched, step=3, work=whole)
+    assert asked == [3]
+    kept = sorted((tmp_path / "failed_updates").iterdir())
+    assert [path.name for path in kept] == [f"step_000003_update_{n}.npz" for n in (2, 4)]
+    second = prepared(SLOTS, updates=2)[1].batches
+    with np.load(kept[0]) as arrays:
+        for number, batch in enumerate(second):
+            np.testing.assert_array_equal(arrays[f"{number}.weights"], batch.weights)
+        assert len(arrays.files) == 7 * len(second)

@@ -20,11 +20,23 @@ def test_the_mesh_takes_the_first_devices_in_the_asked_shape():
     assert mesh_lib.batch_parts(tiny.mesh(data=2, fsdp=2)) == 4
 
 
-def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
-    class Device:  # jax keeps meshes by their devices, so these must be hashable
-        def __init__(self, process_index):
-            self.process_index = process_index
+class Device:  # jax keeps meshes by their devices, so these must be hashable
+    def __init__(self, process_index):
+        self.process_index = process_index
 
+
+def test_a_process_owns_the_parts_of_a_batch_that_a_device_of_its_holds(monkeypatch):
+    owners = (0, 1, 1, 0, 1, 1, 2, 2)  # of the devices, two to a part
+    monkeypatch.setattr(jax, "devices", lambda: [Device(owner) for owner in owners])
+    mesh = tiny.mesh(data=2, fsdp=2, tensor=2)
+    assert mesh_lib.own_parts(mesh) is None  # the only process: all
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    for index, parts in enumerate([(0, 1), (0, 1, 2), (3,)]):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        assert mesh_lib.own_parts(mesh) == parts
+
+
+def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
     devices = [Device(index // 2) for index in range(6)]
     monkeypatch.setattr(jax, "devices", lambda: devices)
     assert tiny.mesh(data=5).devices.size == 5

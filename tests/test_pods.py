@@ -61,6 +61,15 @@ def test_streaming_in_two_processes_is_that_of_one(tmp_path):
     assert samples(tmp_path / "two") == samples(tmp_path / "one")
 
 
+@pytest.mark.parametrize("changes", [
+    ("rl.prompts_per_step=16",), ("rl.packed_prompts=24", "rl.packed_rows=2")],
+    ids=["stacks", "packed"])
+def test_stacks_and_packed_rows_in_two_processes_are_those_of_one(tmp_path, changes):
+    changes += ("rl.steps=1", "eval.every=0", "rl.updates_per_step=2")
+    wanted = run(tmp_path / "one", 1, *changes)
+    assert_same(run(tmp_path / "two", 2, *changes), wanted)
+
+
 def test_a_run_goes_on_in_another_number_of_processes(alone, tmp_path):
     run(tmp_path / "run", 2, "rl.steps=1")
     assert_same(run(tmp_path / "run", 4), alone[1])

@@ -15,7 +15,7 @@ from dapo_jax.runtime import processes
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 PROBE = """
-import json, sys, time
+import dataclasses, json, sys, time
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from dapo_jax import config
@@ -52,6 +52,23 @@ total = jax.jit(lambda a, b: a.sum() + b["a"] + b["b"].sum(),
                 out_shardings=mesh_lib.replicated(mesh))
 found["total"] = float(mesh_lib.fetch(total(split, pair)))
 found["rows"] = [shard.data[:, 0].tolist() for shard in split.addressable_shards]
+
+sys.path.insert(0, "tests")
+from test_filling import PACKED, SLOTS, prepared
+from dapo_jax.learner import packing, stacks
+whole = jax.jit(lambda tree: tree, out_shardings=mesh_lib.replicated(mesh))
+own, found["stacked"] = mesh_lib.own_parts(mesh), []
+for shape in (SLOTS, PACKED):
+    sizes = {lengths: 2 for lengths in packing.shapes(shape)}
+    mine, every = ([batch for work in prepared(one, updates=2)
+                    for batch in stacks.stacked(work.batches, sizes)]
+                   for one in (dataclasses.replace(shape, own=own), shape))
+    for here, wanted in zip(mine, every, strict=True):
+        with jax.transfer_guard("disallow"):
+            joined = whole(stacks.put(here, mesh_lib.batch_sharding(mesh)))
+        jax.tree.map(np.testing.assert_array_equal, joined, wanted)
+        found["stacked"].append(int(here.count))
+found["own"] = own
 state = {"order": {"cursor": np.int32(3), "epoch": np.int32(0)}, "step": np.int32(index)}
 digests = processes.gather(processes.digests(state), what="digests", seconds=60)
 try:
@@ -117,6 +134,13 @@ def test_what_process_0_refuses_all_refuse(found):
 def test_arrays_are_put_in_parts_and_computed_on_together(found):
     assert [one["total"] for one in found] == [120 + 7 + 120] * 2
     assert [one["rows"] for one in found] == [[[0, 2], [4, 6]], [[8, 10], [12, 14]]]
+
+
+def test_stacks_of_what_each_process_packed_are_those_of_all(found):
+    """Compared in the processes themselves, put together by the devices."""
+    assert [one["own"] for one in found] == [[0, 1], [2, 3]]
+    for one in found:
+        assert max(one["stacked"]) == 2 and len(one["stacked"]) >= 4
 
 
 def test_a_state_that_differs_names_the_field_and_the_process(found):
