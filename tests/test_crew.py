@@ -21,6 +21,7 @@ from dapo_jax.envs import crew, nursery, pool, processes
 @pytest.fixture
 def imports(tmp_path, monkeypatch):
     monkeypatch.setenv("CREW_IMPORTS", str(tmp_path / "imports"))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else nothing is left to print
     return tmp_path / "imports"
 
 
