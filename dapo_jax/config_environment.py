@@ -43,7 +43,7 @@ class Environment:
                                "late; 0: as soon as it is there, and last bits depend on when")
     workers: int = option(1, "calls that the environment answers at once, each in a process of its "
                           "own; one that has taken a quarter of timeout is not counted, so there "
-                          "may be up to twice as many processes")
+                          "may be twice as many processes, and a spare one for each four")
     timeout: float = option(10.0, "seconds for one call, then its process is killed")
     memory_mb: int = option(4096, "megabytes that such a process may allocate, 0: no limit")
     retries: int = option(2, "of a failed call, where the environment says that one more changes "

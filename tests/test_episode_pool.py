@@ -116,7 +116,7 @@ def test_answers_come_as_they_are_ready_and_all_workers_are_used():
 
 
 def test_calls_that_hang_hold_up_nobody_in_a_bounded_number_of_processes():
-    """One worker, and one more while a call is late: the second hang takes that too."""
+    """One worker and a spare one, and one more once a call is late, which a second hang takes."""
     def order(*begins):
         for ticket, begin in enumerate(begins):
             episode_pool.start(pool, ticket, record=begin, seed=0)
@@ -128,10 +128,12 @@ def test_calls_that_hang_hold_up_nobody_in_a_bounded_number_of_processes():
 
     hang, late, fine = {"begin": "hang"}, "timeout", "done"
     with episode_pool.open("hostile_environments:HOSTILE", limits(bound=100)) as pool:
-        assert order({}) == ([(0, fine)], 1)
-        assert order(hang, {}, {}) == ([(1, fine), (2, fine), (0, late)], 2)
-        assert order(hang, hang, {}, {}) == ([(0, late), (2, fine), (3, fine), (1, late)], 2)
-        assert pool.failures == {late: 3}
+        assert order({}) == ([(0, fine)], 2)
+        assert order(hang, {}, {}) == ([(1, fine), (2, fine), (0, late)], 3)
+        answers, most = order(hang, hang, hang, hang, {})
+        assert set(answers) == {*((ticket, late) for ticket in range(4)), (4, fine)} and most == 3
+        assert answers[0] == (0, late) and answers[-1] == (3, late)  # all processes hung by then
+        assert pool.failures == {late: 5}
 
 
 def test_calls_that_are_not_late_are_no_more_than_there_are_workers():
@@ -143,7 +145,7 @@ def test_calls_that_are_not_late_are_no_more_than_there_are_workers():
         while episode_pool.unanswered(pool):
             episode_pool.poll(pool, seconds=0.01)
             most = max(most, sum(worker.work is not None for worker in pool.crew.workers))
-        assert most == 2 and len(pool.crew.workers) == 4
+        assert most == 2 and len(pool.crew.workers) == 5
 
 
 def test_play_ends_at_its_limit_of_time():

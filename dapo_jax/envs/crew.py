@@ -63,13 +63,15 @@ class Crew:
     born: float = 0.0  # monotonic seconds, of the nursery
     births: int = BIRTHS  # left
     forks: bool = True
+    spares: int = 0  # workers beyond `count` that are kept ready, where they are forked
     closed: bool = False
 
 
-def open(name: str, program: Callable[[bool], str], *, count: int, able: str) -> Crew:
+def open(name: str, program: Callable[[bool], str], *, count: int, able: str, spares: int = 0
+         ) -> Crew:
     """Start the processes without waiting for them."""
     crew = Crew(name, able, program, count, processes.token(), itertools.count(), [],
-                forks=nurseries.possible())
+                forks=nurseries.possible(), spares=spares)
     try:
         _fill(crew)
     except BaseException:
@@ -182,7 +184,8 @@ def _fill(crew: Crew) -> None:
         mark = processes.numbered(crew.mark, next(crew.numbers))
         crew.nursery = nurseries.open(crew.program(True), mark)
         crew.born = time.monotonic()
-    while len(crew.workers) < crew.count and not (crew.nursery and not crew.nursery.ready):
+    wanted = crew.count + (crew.spares if crew.nursery else 0)
+    while len(crew.workers) < wanted and not (crew.nursery and not crew.nursery.ready):
         number = next(crew.numbers)
         mark = processes.numbered(crew.mark, number)
         process = (nurseries.fork(crew.nursery, number, mark) if crew.nursery

@@ -5,7 +5,8 @@ episode is in its answer, not in a worker: a worker that hangs, exits or is kill
 was at, and is replaced. A failed call is made again, after a growing pause, only where the
 environment says that this changes nothing outside. A call that takes long gives its seat up: then
 one more worker serves the others, so that a few that hang hold up nobody. Bounded: each call costs
-at most `retries` + 1 times `timeout`, and the pauses; there are at most twice `workers` processes.
+at most `retries` + 1 times `timeout`, and the pauses; there are at most twice `workers` processes,
+and the spare ones.
 """
 
 import collections
@@ -25,6 +26,7 @@ from dapo_jax.envs import environments, episode_worker, episodes
 AGAIN = frozenset({"error", "timeout", "memory", "ended"})  # kinds that another try may mend
 LONGEST_PAUSE = 10.0  # seconds between two tries
 SPARE_RESTARTS = 8  # of workers that die without a call in a row
+SPARES = 4  # one process is kept ready for so many workers, so that a lost one is not waited for
 LATE = 0.25  # of `timeout`: a call that has taken longer gives its seat up
 
 
@@ -94,7 +96,8 @@ def open(name: str, limits: Limits = Limits()) -> Pool:
     environment.ready()
     program = functools.partial(_program, name, limits)
     return Pool(name, environment.idempotent, limits, crews.open(
-        f"environment {name!r}", program, count=limits.workers, able="play an episode"))
+        f"environment {name!r}", program, count=limits.workers, able="play an episode",
+        spares=-(-limits.workers // SPARES)))
 
 
 def _program(name: str, limits: Limits, nursery: bool) -> str:
