@@ -148,7 +148,7 @@ def fault_of_start(found: Any) -> str:
 def _fault_of_text(text: Any) -> str:
     """Why a text cannot be sent by a worker and kept in a log; empty if it can be."""
     if not isinstance(text, str):
-        return f"is a {type(text).__name__}, not a text"
+        return f"is of type {type(text).__name__}, not a text"
     try:
         text.encode()
     except UnicodeEncodeError:
