@@ -128,17 +128,35 @@ def test_the_report_shows_what_was_told_apart(tmp_path):
     assert "<img src=x" not in (workdir / "report.html").read_text()
 
 
-@pytest.mark.slow
-def test_a_browser_shows_turns_with_their_times(tmp_path):
+def looked_at(path):
+    """The page as a browser makes it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium to look at the page with")
-    path = tmp_path / "page.html"
-    path.write_text(eval_page.render("T", test_eval_page.REPORT, ROWS, limit=0), encoding="utf-8")
-    shown = subprocess.run(
+    return subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", path.as_uri()],
         capture_output=True, text=True, timeout=60, check=True).stdout
-    body = shown.split("<main", 1)[1].split("</main>")[0]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_turns_with_their_times(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(eval_page.render("T", test_eval_page.REPORT, ROWS, limit=0), encoding="utf-8")
+    body = looked_at(path).split("<main", 1)[1].split("</main>")[0]
     assert body.count('class="text told"') == 2 and "0.012 s" in body
     assert "turn 2 · reward 1" in body and "failed (error): &lt;/script&gt;" in body
     assert "<img" not in body and "calls 1" in body
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_reports_turns_with_times_and_tool_errors(tmp_path):
+    rows = [test_report.row(0, 1.0, episode=logged(GOOD)["episode"]),
+            test_report.row(1, 0.0, valid=False, episode=logged(BAD)["episode"]),
+            test_report.row(2, 0.0, episode=logged(calculated(["<calc>1/0</calc>\n"]))["episode"])]
+    workdir = test_report.make_run(tmp_path / "run", samples=rows)
+    assert report.main([str(workdir)]) == 0
+    body = looked_at(workdir / "report.html")
+    assert body.count('class="text told"') == body.count("<article>") > 0  # one in each
+    assert '<div class="faint">turn 2 · reward 1 · 0.012 s</div>' in body
+    assert '<div class="wrong">turn 1 · reward 0 · 0.012 s · calls 1 · tool errors 1</div>' in body
+    assert "ended: done" in body and "failed: error: &lt;/script&gt;" in body

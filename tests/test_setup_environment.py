@@ -93,8 +93,10 @@ PROBLEM = {"prompt": "x", "answer": "1"}
     (falls, r"records raised LookupError: on purpose \(.*test_setup_environment.py:\d+\)"),
     (lambda: None, "records raised TypeError"), (lambda **given: None, "records raised TypeError"),
     (made("x"), "problem 0 that records made for 'train' is 'x'; it must be a dict whose"),
-    (made(PROBLEM | {"prompt": 3}), "whose 'prompt' is a text or messages"),
-    (made(PROBLEM, {"prompt": "x"}), "problem 1 .* an 'answer'"),
+    *((made(PROBLEM | {"prompt": prompt}), "whose 'prompt' is a text or messages, one of")
+      for prompt in (3, [], [3], [{"role": "user"}], [{"role": "system", "content": "x"}])),
+    (made(PROBLEM | {"answer": 3}), "whose 'answer' is a text"),
+    (made(PROBLEM, {"prompt": "x"}), "problem 1 .* whose 'answer'"),
     (made(PROBLEM | {"seen": {1, 2}}), "has 'seen': {1, 2}, which is not the same"),
     (made(PROBLEM | {"at": (1, 2)}), "has 'at'"), (made(PROBLEM | {"at": math.nan}), "has 'at'"),
     (made(PROBLEM | {"by": {1: 2}}), "has 'by'"), (made(PROBLEM | {"own": print}), "has 'own'")])
@@ -103,6 +105,15 @@ def test_problems_of_an_environment_that_cannot_be_used_are_named(monkeypatch, r
     monkeypatch.setattr(environments, "environment", lambda name: own)
     with pytest.raises(config.ConfigError, match=f"environment 'calculator': .*{message}"):
         environments.build(configured(), "train")
+
+
+def test_a_problem_may_be_messages_with_the_template_around_the_users_last(monkeypatch):
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+    own = dataclasses.replace(calculator.ENVIRONMENT, records=made(PROBLEM | {"prompt": asked}))
+    monkeypatch.setattr(environments, "environment", lambda name: own)
+    records, counts = environments.build(configured(**{"task.template": "Do {prompt}!"}), "eval")
+    assert records == [PROBLEM | {"prompt": [asked[0], {"role": "user", "content": "Do x!"}]}]
+    assert counts == {"missing": 5}
 
 
 @pytest.mark.parametrize("raised", [LookupError("no licence"), SystemExit("no licence")])

@@ -55,7 +55,7 @@ def encode_chunk(
     chunk, rules, places = job
     tokens, records, shown, masks, kept, lacking = [], [], [], [], [], ""
     for what, record in scan.chosen(chunk, rules, places):
-        record = in_chat(templated(record, writing.template), writing, what)
+        record = in_chat(base.templated(record, writing.template), writing, what)
         ids = prompt_tokens(record, tokenizer, what)
         kept.append(fits(ids, record, writing.limits, what))
         if kept[-1]:
@@ -86,19 +86,6 @@ def _lengths(items: list, dtype: type) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------- one record
-
-
-def templated(record: Record, template: str) -> Record:
-    """The record with the template around its prompt, or around the user's last message."""
-    prompt = record["prompt"]
-    if not template:
-        return record
-    if isinstance(prompt, str):
-        return {**record, "prompt": base.apply_template(template, prompt)}
-    last = max(at for at, message in enumerate(prompt) if message["role"] == "user")
-    content = base.apply_template(template, prompt[last]["content"])
-    return {**record, "prompt": [*prompt[:last], {**prompt[last], "content": content},
-                                 *prompt[last + 1:]]}
 
 
 def in_chat(record: Record, writing: Writing, what: str) -> Record:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dapo_jax import config
-from dapo_jax.data import encoding, files, identity, origins, scan, selection, workers
+from dapo_jax.data import files, identity, origins, scan, selection, workers
 from dapo_jax.envs import (
     arithmetic,
     base,
@@ -85,7 +85,7 @@ def from_places(cfg: config.Config, split: str
                 ) -> tuple[list[tuple[str, base.Record]], dict[str, int]]:
     """As `from_files`, each record after its file and line or row."""
     selected, counts = select(cfg, split)
-    rows = [(what, encoding.templated(record, cfg.task.template))
+    rows = [(what, base.templated(record, cfg.task.template))
             for job in selected.jobs for what, record in scan.chosen(*job)]
     return [rows[at] for at in selected.order], counts
 

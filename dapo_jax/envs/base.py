@@ -41,6 +41,19 @@ def apply_template(template: str, prompt: str) -> str:
     return templates.apply(template, prompt)
 
 
+def templated(record: Mapping[str, Any], template: str) -> Record:
+    """The record with the template around its prompt, or around the user's last message."""
+    prompt = record["prompt"]
+    if not template:
+        return dict(record)
+    if isinstance(prompt, str):
+        return {**record, "prompt": apply_template(template, prompt)}
+    last = max(at for at, message in enumerate(prompt) if message["role"] == "user")
+    content = apply_template(template, prompt[last]["content"])
+    return {**record, "prompt": [*prompt[:last], {**prompt[last], "content": content},
+                                 *prompt[last + 1:]]}
+
+
 def resolve_reward(dotted: str) -> Callable[[str, Mapping[str, Any]], Any]:
     """The function named "module:function"; ConfigError says what of it is missing."""
     module_name, _, name = dotted.partition(":")

@@ -31,8 +31,7 @@ def build(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, 
         if fault := _fault_of_record(record):
             raise config.ConfigError(f"environment {found.name!r}: problem {place} that records "
                                      f"made for {split!r} {fault}")
-    made = [record | {"prompt": base.apply_template(cfg.task.template, record["prompt"])}
-            for record in problems[:count]]
+    made = [base.templated(record, cfg.task.template) for record in problems[:count]]
     return made, {"missing": count - len(made)}
 
 
@@ -57,9 +56,10 @@ def asked(found: episodes.Environment, what: str, call: Callable[[], Any]) -> An
 def _fault_of_record(record: Any) -> str:
     """Why a problem can be neither asked nor logged and played again; empty if it can."""
     if not (isinstance(record, dict) and {"prompt", "answer"} <= record.keys()
-            and isinstance(record["prompt"], (str, list))):
-        return (f"is {record!r:.80}; it must be a dict whose 'prompt' is a text or messages, with "
-                f"an 'answer', which is {base.NO_ANSWER!r} where no one answer is right")
+            and isinstance(record["answer"], str) and _is_prompt(record["prompt"])):
+        return (f"is {record!r:.80}; it must be a dict whose 'prompt' is a text or messages, one "
+                "of them the user's, and whose 'answer' is a text, "
+                f"{base.NO_ANSWER!r} where no one answer is right")
     for name, value in record.items():
         try:
             same = isinstance(name, str) and json.loads(json.dumps(value)) == value
@@ -124,6 +124,11 @@ def _check(name: str, found: episodes.Environment) -> None:
     if not isinstance(found.parts, tuple) or not all(isinstance(one, str) for one in found.parts):
         raise config.ConfigError(f"environment {name!r}: parts = {found.parts!r:.80} must be a "
                                  "tuple of names")
+
+
+def _is_prompt(prompt: Any) -> bool:
+    return isinstance(prompt, str) or (episodes.are_messages(prompt) and any(
+        message["role"] == "user" for message in prompt))
 
 
 TASK = base.Task("environment", build, "dapo_jax.envs.math:score",  # the reward is never asked

@@ -135,20 +135,24 @@ def fault_of_start(found: Any) -> str:
     """What the protocol does not allow in what a start returned; empty if nothing."""
     if not (isinstance(found, tuple) and len(found) == 2):
         return f"start returned a {type(found).__name__}, not (state, messages)"
-    messages = found[1]
-    if not isinstance(messages, list) or not messages or not all(
-            isinstance(message, Mapping) and {"role", "content"} <= message.keys() and all(
-                isinstance(text, str) for pair in message.items() for text in pair)
-            for message in messages):
+    if not are_messages(found[1]):
         return "start must return a list of messages with a role and a content, all of them texts"
-    fault = _fault_of_text("".join(text for message in messages for text in message.values()))
+    fault = _fault_of_text("".join(text for message in found[1] for text in message.values()))
     return f"what start tells {fault}" if fault else ""
+
+
+def are_messages(value: Any) -> bool:
+    """Whether it is a list of messages, one at least, that hold nothing but texts."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(message, Mapping) and {"role", "content"} <= message.keys() and all(
+            isinstance(text, str) for pair in message.items() for text in pair)
+        for message in value)
 
 
 def _fault_of_text(text: Any) -> str:
     """Why a text cannot be sent by a worker and kept in a log; empty if it can be."""
     if not isinstance(text, str):
-        return f"is a {type(text).__name__}, not a text"
+        return f"is of type {type(text).__name__}, not a text"
     try:
         text.encode()
     except UnicodeEncodeError:
