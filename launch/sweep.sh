@@ -57,7 +57,10 @@ done
 [ "$jobset" = yes ] || [ "$apply" = no ] || refuse "--apply is for --jobset"
 parallel="${parallel:-8}"
 [[ "$parallel" =~ ^[1-9][0-9]*$ ]] || refuse "--parallel=$parallel is no number above 0"
-listed="$("${PYTHON_OF_RUN:-$python}" -m dapo_jax.sweep "${flags[@]}" --dry-run)"
+python="${PYTHON_OF_RUN:-$python}"
+command -v "$python" >/dev/null || refuse "there is no $python: launch/local.sh makes it, or \
+PYTHON_OF_RUN names an interpreter that has the requirements"
+listed="$("$python" -m dapo_jax.sweep "${flags[@]}" --dry-run)"
 export DAPO_JAX_MODULE=dapo_jax.sweep
 
 manifests() { # a setting is told by its name: the file may change while jobs wait

@@ -145,6 +145,9 @@ def test_a_sweep_is_an_array_with_a_task_for_each_setting(tmp_path, monkeypatch)
     listing.write_text("#!/usr/bin/env bash\necho error: unknown field >&2\nexit 2\n")
     refused = call("sweep.sh", "--dry-run", *flags)
     assert refused.returncode == 2 and not refused.stdout and "unknown field" in refused.stderr
+    monkeypatch.setenv("PYTHON_OF_RUN", str(tmp_path / "none"))
+    (line,) = call("sweep.sh", "--dry-run", *flags).stderr.splitlines()
+    assert f"there is no {tmp_path / 'none'}: launch/local.sh makes it" in line
 
 
 def test_a_tpu_slice_is_asked_for_and_trained_on_by_all_hosts():

@@ -28,6 +28,8 @@ addEventListener("load", () => setTimeout(() => {
     read: node.parentNode.children[1].textContent,
     wide: root.scrollWidth, room: root.clientWidth,
     figures: of("figure > svg"), articles: of("article"), text: document.body.innerText,
+    verdict: document.querySelector(".stacked tr:nth-child(2) td:nth-child(3)")
+      .getBoundingClientRect().right,
     smoothed: smoothed([1, 5, null, 2, 8, 3, 4], 2),
     apart: apart([1, 2, 3, 4], [1, 3, 10, 20], 1, {runs: [{borders: [[2.5, "rl"]]}]}),
     merged: merged([[[1, 2, 3], [1, 2, 3]], [[2, 3, 4], [4, 9, 9]]]),
@@ -66,7 +68,7 @@ def test_a_browser_draws_the_page_within_its_width(tmp_path, width):
     assert got["figures"] == 5 and "0 at every step" in got["text"]
     assert got["articles"] == 4
     assert "<script>alert(1)</script>" in got["text"] and "\\u202e" in got["text"]
-    assert "Is it a real difference?" in got["text"]
+    assert "Is it a real difference?" in got["text"] and got["verdict"] <= got["room"]
     want = [1, np.mean([1, 5]), np.mean([1, 5, 2, 8]), np.mean([5, 2, 8, 3]),
             np.mean([2, 8, 3, 4]), np.mean([8, 3, 4]), 4]
     assert got["smoothed"][0] == 1 and got["smoothed"][2:5] == pytest.approx(want[2:5])

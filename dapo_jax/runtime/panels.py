@@ -58,9 +58,11 @@ PANELS = (
         ("invalid/env_error", "of environments"), ("invalid/kind_error", "raised"),
         ("invalid/kind_timeout", "late"), ("invalid/kind_ended", "worker ended")),
         limits=(0, None), note="They are in neither loss nor statistics."),
-    Panel("waiting", "Waiting for environments", "share of sampling, seconds of a call", (
-        ("time/idle_share", "device idle"), ("time/environment_p50", "median call"),
-        ("time/environment_p95", "95th percentile")), limits=(0, None)),
+    Panel("idle", "Device idle while environments answer", "share of sampling",
+          (("time/idle_share", "device idle"),), limits=SHARE),
+    Panel("waiting", "How long environments take", "seconds of a call", (
+        ("time/environment_p50", "median call"), ("time/environment_p95", "95th percentile")),
+        limits=(0, None)),
     Panel("sampling", "Prompts asked for", "prompts per step", (
         ("sampling/asked", "asked"), ("sampling/needed", "needed"),
         ("sampling/predicted", "predicted"), (ORACLE, "oracle")), SAMPLING, limits=(0, None),

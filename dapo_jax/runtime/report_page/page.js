@@ -19,14 +19,17 @@ function add(parent, tag, classes, text) {
   return node;
 }
 
-function table(parent, head, rows, code) {
-  const node = add(add(parent, "div", "wide"), "table");
+function table(parent, head, rows, code, classes) {
+  const node = add(add(parent, "div", "wide " + (classes || "")), "table");
   const line = add(node, "tr");
   for (const cell of head) add(line, "th", "", cell);
   for (const row of rows) {
     const tr = add(node, "tr");
-    row.forEach((cell, place) => place && code ? add(add(tr, "td"), "code", "", cell)
-      : add(tr, place ? "td" : "th", "", cell));
+    row.forEach((cell, place) => {
+      const box = add(tr, place ? "td" : "th", "", place && code ? undefined : cell);
+      box.dataset.head = head[place];
+      if (place && code) add(box, "code", "", cell);
+    });
   }
 }
 
@@ -68,7 +71,7 @@ function comparison(parent) {
     "settings compared, each figure by itself; the bootstrap of few seeds is too narrow to " +
     "decide.");
   table(parent, ["figure", "setting", "in words", "difference, 95 % by t", "by bootstrap",
-    "seeds"], rows);
+    "seeds"], rows, false, "stacked");
 }
 
 function legend(parent, panel, drawn) {
