@@ -1,9 +1,9 @@
 """The configuration: frozen records, the ConfigDict made from them, and the way back with checks.
 
-The records below, and those of config_learner.py, config_dynamic.py, config_select.py and
-config_environment.py, are the only definition of every field, default and help text. A
-configuration file returns `default()` with changes; `--config.a.b=v` changes one more. Unit of
-every count is in its help text. None means: what the algorithm's preset says.
+The records below, and those of config_task.py, config_learner.py, config_dynamic.py,
+config_select.py and config_environment.py, are the only definition of every field, default and
+help text. A configuration file returns `default()` with changes; `--config.a.b=v` changes one
+more. Unit of every count is in its help text. None means: what the algorithm's preset says.
 """
 
 import dataclasses
@@ -20,14 +20,17 @@ from dapo_jax.config_environment import Environment, Scoring
 from dapo_jax.config_fields import ConfigError, option, section
 from dapo_jax.config_learner import AlgorithmChoice, Phase
 from dapo_jax.config_select import Buffer, Select
+from dapo_jax.config_task import Task
 
 __all__ = ["AlgorithmChoice", "Budget", "Buffer", "Choice", "ConfigError", "DynamicSampling",
-           "Environment", "History", "Phase", "Predictor", "Scoring", "Select", "option",
+           "Environment", "History", "Phase", "Predictor", "Scoring", "Select", "Task", "option",
            "section"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
+    """Whose shape and weights, in which precision, and how it is run."""
+
     source: str = option("scratch", "where weights come from: random in the shape of the numbers "
                          "below, random in the shape of a known model, a Hugging Face folder of "
                          "safetensors, a GGUF file", ("scratch", "preset", "folder", "gguf"))
@@ -69,6 +72,8 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
+    """What turns texts into tokens."""
+
     kind: str = option("characters", "folder: of Hugging Face; gguf: in the model's file",
                        ("characters", "bytes", "gguf", "folder", "sentencepiece"))
     path: str = option("", "folder: with tokenizer.json or tokenizer.model, empty: the model's; "
@@ -81,62 +86,9 @@ class Tokenizer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    name: str = option("arithmetic", "what is asked and how it is scored",
-                       ("arithmetic", "columns", "countdown", "environment", "reasoning_gym",
-                        "math", "multiple_choice", "jsonl"))
-    dataset: str = option("", "reasoning_gym: the data set (python -m dapo_jax.envs lists them), "
-                          "or several with commas between them")
-    options: tuple = option((), "countdown, reasoning_gym: the task's own settings, pairs of name "
-                            "and value such as (('max_terms', 2),)")
-    train_path: str = option("", "files: the training file (.jsonl, .parquet), or the folder of a "
-                             "data set that TFDS built")
-    eval_path: str = option("", "files: the held-out file; empty: hold out eval.prompts training "
-                            "prompts")
-    train_split: str = option("train", "TFDS: split of train_path, or a part such as train[:10%]")
-    eval_split: str = option("test", "TFDS: split of eval_path")
-    train_sources: tuple = option((), "files: several instead of train_path, each a dict of path "
-                                  "and, where it differs from this section, split, format, "
-                                  "prompt_field, answer_field, answer_rule, demonstration_field, "
-                                  "and weight, its share")
-    eval_sources: tuple = option((), "files: the same instead of eval_path")
-    format: str = option("fields", "files: laid out as the published data set of that name "
-                         "(docs/data.md), or by the fields below",
-                         ("fields", "gsm8k", "math", "math500", "aime", "dapo"))
-    prompt_field: str = option("prompt", "files: field of the prompt, a text or chat messages; a.b "
-                               "is field b of the object a")
-    answer_field: str = option("answer", "files: field of the right answer")
-    answer_rule: str = option("whole", "files: the answer is the whole field, or what follows its "
-                              "last ####, or what is in its last \\boxed{}",
-                              ("whole", "hashes", "boxed"))
-    demonstration_field: str = option("demonstration", "files: field of a worked answer, for SFT")
-    where: tuple = option((), "files: (field, values) pairs; rows with another value are left out")
-    pass_rates: str = option("", "a JSON Lines file of prompt_key and pass_rate: only training "
-                             "prompts whose rate lies in pass_rate_range are used")
-    pass_rate_range: tuple = option((0.0, 1.0), "with pass_rates: lowest and highest rate")
-    template: str = option("{prompt}", "text around each prompt, or around the user's last "
-                           "message; or a name: plain, line, qa, dapo, boxed, hashes, tags, chat "
-                           "(envs/templates.py)")
-    chat: bool = option(False, "give prompts that are texts to the chat template, as the user's "
-                        "message; messages always are")
-    reward: str = option("", "module:function(text, record); empty: the task's own")
-    reward_weights: tuple = option((), "(part, weight) pairs, summed to the shaped reward that is "
-                                   "learned from: task (1 if not named), format, length, "
-                                   "repetition, a key of the dict that the reward returns, or "
-                                   "module:function")
-    bad_records: str = option("error", "a bad line ends the start, or is counted and left out",
-                              ("error", "skip"))
-    train_size: int = option(20000, "training problems drawn; of files: limit, 0 none")
-    levels: tuple = option(((1, 1.0), (2, 1.0), (3, 1.0)), "arithmetic, columns: (digits, share) "
-                            "pairs; digits of both operands, or (left, right)")
-    operators: str = option("+", "arithmetic: drawn evenly from these")
-    digits: int = option(0, "arithmetic: every number is filled with leading zeros to this many")
-    spaced: bool = option(False, "arithmetic: '12 + 35 = ' instead of '12+35='")
-    shots: int = option(0, "solved examples before the question (not of files)")
-
-
-@dataclasses.dataclass(frozen=True)
 class PromptLimits:
+    """How long a prompt may be."""
+
     buckets: tuple = option((16,), "prompt lengths in tokens that are compiled; the last is the "
                             "limit")
     too_long: str = option("error", "a prompt over the limit", ("error", "drop"))
@@ -144,6 +96,8 @@ class PromptLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
+    """How completions are drawn."""
+
     max_new_tokens: int = option(8, "tokens of a completion, its stop token included")
     temperature: float = option(1.0, "inside the softmax of sampler and trainer; above 0")
     top_k: int = option(0, "keep the k likeliest tokens; 0: all")
@@ -173,6 +127,8 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
+    """Which groups are learned from."""
+
     enable: bool | None = option(None, "drop groups whose rewards are all equal")
     metric: str = option("task", "what must differ: the raw task reward, or the shaped one",
                          ("task", "shaped"))
@@ -181,6 +137,8 @@ class Filter:
 
 @dataclasses.dataclass(frozen=True)
 class Overlong:
+    """The soft penalty of long completions, and what is done with truncated ones."""
+
     cache: int = option(0, "tokens before the limit in which the penalty grows; 0: no penalty")
     factor: float = option(1.0, "penalty at the limit")
     mask: bool | None = option(None, "leave truncated samples out of the loss")
@@ -188,6 +146,8 @@ class Overlong:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
+    """What is measured on held-out prompts, and when."""
+
     every: int = option(50, "steps between evaluations; 0: only at the ends of phases")
     prompts: int = option(128, "held-out prompts")
     samples: int = option(8, "samples per prompt: k of avg@k, pass@k, maj@k")
@@ -202,6 +162,8 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
+    """When the state is saved, and what is kept."""
+
     every: int = option(50, "steps between checkpoints; 0: only at the end and on SIGTERM")
     keep: int = option(2, "newest ones kept")
     best: str = option("", "metric of the evaluation by which one more is kept, the highest of "
@@ -210,6 +172,8 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
+    """How the devices are split."""
+
     data: int = option(1, "devices that split the batch; -1: all that are left")
     fsdp: int = option(1, "devices that split batch and parameters")
     tensor: int = option(1, "devices that split heads, feed-forward and vocabulary")
@@ -217,12 +181,16 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
+    """How long processes of one run wait for each other."""
+
     late_seconds: float = option(600.0, "a run of several processes stops where one of them has "
                                  "kept the others waiting for so long")
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
+    """What is written beside the metrics."""
+
     samples_per_step: int = option(0, "rollouts written per step; 0: all")
     tensorboard: bool = option(True, "write DIR/tb")
     wandb: str = option("", "Weights & Biases: project that gets the metrics too; empty: none")
@@ -231,6 +199,8 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """All of a run."""
+
     seed: int = option(0, "of weights, order and samples")
     model: Model = section(Model)
     lora: Lora = section(Lora)

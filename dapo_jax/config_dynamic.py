@@ -7,6 +7,8 @@ from dapo_jax.config_fields import option, section
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
+    """How many prompts a step asks for first; see dynamic_sampling/predictor.py."""
+
     kind: str = option("window", "how the first request of a step is sized",
                        ("fixed", "window", "cost_optimal"))
     multiplier: float = option(3.0, "requested / needed. fixed: always; window: until the window "
@@ -27,6 +29,8 @@ class Predictor:
 
 @dataclasses.dataclass(frozen=True)
 class History:
+    """What is remembered of each prompt; see dynamic_sampling/history.py."""
+
     decay: float = option(0.7, "what one visit leaves of the successes and trials of those before")
     prior_right: float = option(1.0, "successes that a prompt starts with")
     prior_wrong: float = option(1.0, "failures that a prompt starts with")
@@ -34,6 +38,8 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
+    """How many samples a prompt gets; see dynamic_sampling/budget.py."""
+
     kind: str = option("fixed", "how many samples a prompt gets (dynamic_sampling/budget.py)",
                        ("fixed", "hard_more", "screening", "successive", "allocate"))
     tau: float = option(0.9, "hard_more: wanted chance that right and wrong both occur")
@@ -48,6 +54,8 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
+    """Which prompts are sampled; see dynamic_sampling/choice.py."""
+
     kind: str = option("epochs", "which prompts are sampled (dynamic_sampling/choice.py)",
                        ("epochs", "skip", "difficulty"))
     skip_growth: float = option(0.5, "skip: growth of the chance to be skipped per uninformative "
@@ -60,6 +68,8 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSampling:
+    """How a step's batch is gathered, and within which limits."""
+
     predictor: Predictor = section(Predictor)
     history: History = section(History)
     budget: Budget = section(Budget)

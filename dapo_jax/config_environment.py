@@ -8,6 +8,8 @@ from dapo_jax.config_fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
+    """The processes that score completions."""
+
     workers: int = option(1, "processes that score")
     timeout: float = option(10.0, "seconds for one answer, then its process is killed")
     memory_mb: int = option(4096, "megabytes that a scoring process may allocate, 0: no limit; "

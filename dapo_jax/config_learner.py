@@ -38,6 +38,8 @@ class AlgorithmChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
+    """The optimizer of a phase and its schedule; see learner/optim.py."""
+
     name: str = option("adamw", "adafactor: no first moment, the second by rows and columns",
                        ("adamw", "adafactor"))
     learning_rate: float = option(1e-4, "peak")

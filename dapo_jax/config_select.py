@@ -7,6 +7,8 @@ from dapo_jax.config_fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Select:
+    """Which of the rollouts are learned from; see buffer/select.py."""
+
     strategies: tuple = option((), "what is left of a step's rollouts before rl learns from them: "
                                "(name, number) pairs, one after another, such as "
                                "(('reject_wrong', 0.5), ('diverse', 4)). reject_wrong: samples of "

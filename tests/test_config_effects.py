@@ -7,8 +7,8 @@ import pytest
 from dapo_jax import command_line, config, config_checks, config_checks_effects
 
 DYNAMIC = "dynamic_sampling"
-RARE = {"task.name": "jsonl", "task.train_path": "x.jsonl"}
-# What is set, and what has to be set with it to be read (tried by hand against the code's readers).
+FILES = {"task.name": "jsonl", "task.train_path": "x.jsonl"}
+# What is set, and what has to be set with it to be read; {}: nothing, it is read by default.
 TABLE = [
     *(({f"{phase}.optimizer.{name}": value}, {f"{phase}.optimizer.{other}": needed})
       for phase in ("sft", "rl") for name, value, other, needed in (
@@ -26,11 +26,14 @@ TABLE = [
     ({"model.package": "some"}, {"model.source": "gguf"}),
     ({"tokenizer.path": "folder"}, {"tokenizer.kind": "folder"}),
     ({"tokenizer.path": "a.model"}, {"tokenizer.kind": "sentencepiece"}),
-    ({"task.format": "gsm8k"}, RARE), ({"task.prompt_field": "question"}, RARE),
-    ({"task.answer_field": "right"}, RARE), ({"task.answer_rule": "hashes"}, RARE),
-    ({"task.demonstration_field": "solution"}, RARE), ({"task.eval_split": "dev"}, RARE),
-    ({"task.train_split": "train[:5%]"}, RARE),
+    ({"task.format": "gsm8k"}, FILES), ({"task.prompt_field": "question"}, FILES),
+    ({"task.answer_field": "right"}, FILES), ({"task.answer_rule": "hashes"}, FILES),
+    ({"task.demonstration_field": "solution"}, FILES), ({"task.eval_split": "dev"}, FILES),
+    ({"task.train_split": "train[:5%]"}, FILES),
     ({"task.pass_rate_range": (0.1, 0.9)}, {"task.pass_rates": "rates.jsonl"}),
+    ({"task.digits": 3}, {}), ({"task.spaced": True}, {}), ({f"{DYNAMIC}.carry_share": 0.25}, {}),
+    *(({f"{phase}.optimizer.{name}": value}, {}) for phase in ("sft", "rl")
+      for name, value in (("b1", 0.8), ("b2", 0.9), ("eps", 1e-6))),
     *(({f"{DYNAMIC}.predictor.{name}": value}, {}) for name, value in (
         ("eager", True), ("alpha", 2.0), ("gamma", 0.5), ("ratio1", 1.1), ("ratio2", 1.1),
         ("q", 1.2))),
@@ -62,7 +65,7 @@ UNREAD = [
           ("q", 1.2))),
     ({f"{DYNAMIC}.carry_share": 0.25}, {f"{DYNAMIC}.carry_steps": 0}),
     ({"select.ngram": 2}, {"select.strategies": (("diverse", 2),), "select.features": "hidden"}),
-    ({"task.digits": 3}, RARE), ({"task.spaced": True}, RARE),
+    ({"task.digits": 3}, FILES), ({"task.spaced": True}, FILES),
 ]
 
 

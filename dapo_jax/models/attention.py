@@ -179,7 +179,8 @@ def _splash(query: jax.Array, own: Pair, prompt: Pair | None, seen: Seen,
     return mixed.swapaxes(2, 3)
 
 
-def _kernel(tokens: int, width: int, cap: float | None, interpret: bool):
+def _kernel(tokens: int, width: int, cap: float | None, interpret: bool
+            ) -> Callable[..., jax.Array]:
     """A function of query [H, T, E], keys and values [K, P + T, E], segments; lengths that are
     not whole blocks are padded."""
     query_block, key_block = _block(tokens), _block(tokens + width)
@@ -190,7 +191,8 @@ def _kernel(tokens: int, width: int, cap: float | None, interpret: bool):
     # A padded query sees padded keys from its own place on or, failing those, its own row's.
     shape = (tokens + more_queries, tokens + width + more_keys)
 
-    def run(query: jax.Array, keys: jax.Array, values: jax.Array, ids: splash.SegmentIds):
+    def run(query: jax.Array, keys: jax.Array, values: jax.Array, ids: splash.SegmentIds
+            ) -> jax.Array:
         mask = splash.MultiHeadMask([splash.CausalMask(shape, offset=width)] * query.shape[0])
         kernel = splash.make_splash_mha(
             mask, head_shards=1, q_seq_shards=1, block_sizes=sizes, attn_logits_soft_cap=cap,

@@ -8,6 +8,7 @@ is as in decode.py.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -101,7 +102,7 @@ def seat(
     def cached(old: jax.Array, line: jax.Array, axis: int) -> jax.Array:
         return put(old, _cut(line, old.shape[axis], axis))
 
-    def layers(write, old: tuple[jax.Array, ...], lines: jax.Array, axis: int
+    def layers(write: Callable, old: tuple[jax.Array, ...], lines: jax.Array, axis: int
                ) -> tuple[jax.Array, ...]:
         return tuple(write(x, lines[layer], axis) for layer, x in enumerate(old))
 
