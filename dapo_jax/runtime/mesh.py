@@ -158,7 +158,8 @@ def fetch(tree: types.Tree) -> types.Tree:
 
 def ready(tree: types.Tree) -> bool:
     """Whether `fetch` would have nothing to wait for."""
-    return all(leaf.is_ready() for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    arrays: list[Any] = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return all(array.is_ready() for array in arrays)  # jax gives it no type
 
 
 def structs(tree: types.Tree, shardings: types.Tree) -> types.Tree:
