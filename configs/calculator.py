@@ -33,7 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.rollout.slots = (16, 64)
     c.rollout.chunk = 16
 
-    c.sft.steps = 100
+    c.sft.steps = 200
     c.sft.prompts_per_step = 128
     c.sft.microbatch_slots = 128
     c.sft.optimizer.learning_rate = 1e-3
