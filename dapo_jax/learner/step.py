@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def _advantages(
 ) -> np.ndarray:
     """f32[n], of a sample; of types.Episodes f32[n, T], its turn's, 0 where nothing was sampled."""
     of_samples = advantages.ADVANTAGES[algorithm.advantage]
-    given = {"valid": samples.valid, "lengths": tokens,
+    given: dict[str, Any] = {"valid": samples.valid, "lengths": tokens,
              "settings": algorithms.advantage_settings(algorithm)}
     if not isinstance(samples, types.Episodes):
         return of_samples(samples.shaped, samples.group, **given)
