@@ -101,9 +101,9 @@ def _find_programs_of_others() -> None:
     """Let the processes of one machine's CPU find in a shared cache folder what process 0, which
     alone writes there, compiled. Their keys differ by nothing but jax's fingerprint of the CPU as
     each process sees it; on several machines it also tells apart what their processors can do."""
-    def described(digest: Any, devices: np.ndarray) -> None:
-        kinds = [(device.device_kind, device.process_index) for device in devices.flat]
-        digest.update(repr(kinds).encode())
+    def described(hash_obj: Any, accelerators: np.ndarray) -> None:
+        kinds = [(device.device_kind, device.process_index) for device in accelerators.flat]
+        hash_obj.update(repr(kinds).encode())
     if jax.default_backend() == "cpu":
         cache_key._hash_accelerator_config = described
 
