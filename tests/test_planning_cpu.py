@@ -1,4 +1,4 @@
-"""The count of an update's temporary bytes against programs compiled for the CPU of this machine."""
+"""The count of an update's temporary bytes against programs compiled for the CPU."""
 
 import pytest
 from test_planning import small
