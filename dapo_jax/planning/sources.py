@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from dapo_jax.learner import features, update
 from dapo_jax.planning import programs
@@ -55,18 +56,19 @@ def one(sources: Sources, name: str, *, slots: int = 0, layers: int = 0) -> prog
     if name in _SAMPLER:
         return _SAMPLER[name](sources.rollout(slots=slots, layers=layers,
                                               beside=name == "resize"))
-    found = {"states": sources.states and programs.only(sources.states.mean),
-             "move": sources.move, "merge": sources.merge}[name]
-    assert found is not None, f"{name} is no program of this plan"
-    return found
+    found: dict[str, Any] = {"states": sources.states and programs.only(sources.states.mean),
+                             "move": sources.move, "merge": sources.merge}
+    assert found[name] is not None, f"{name} is no program of this plan"
+    return found[name]
 
 
-_LEARNER: Mapping[str, Callable[[update.Programs], programs.Program]] = {
+# Of what `programs.program` built, where types speak of compiled functions.
+_LEARNER: Mapping[str, Callable[[Any], programs.Program]] = {
     "update": lambda made: programs.only(made.accumulate),
     "log-probs, old": lambda made: programs.only(made.old),
     "log-probs, reference": lambda made: programs.only(made.reference),
     "apply": lambda made: made.apply}
-_SAMPLER: Mapping[str, Callable[[sampler.Programs], programs.Program]] = {
+_SAMPLER: Mapping[str, Callable[[Any], programs.Program]] = {
     "weights": lambda made: made.weights, "prefill": lambda made: programs.only(made.prefill),
     "admit": lambda made: programs.only(made.admit),
     "decode": lambda made: programs.only(made.decode),
