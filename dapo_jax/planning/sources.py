@@ -56,30 +56,25 @@ def one(sources: Sources, name: str, *, slots: int = 0, layers: int = 0) -> prog
     if name in _SAMPLER:
         return _SAMPLER[name](sources.rollout(slots=slots, layers=layers,
                                               beside=name == "resize"))
-    found: Any = {"states": sources.states and programs.only(sources.states.mean),
-             "move": sources.move, "merge": sources.merge}[name]
-    assert found is not None, f"{name} is no program of this plan"
-    return found
+    found: dict[str, Any] = {"states": sources.states and programs.only(sources.states.mean),
+                             "move": sources.move, "merge": sources.merge}
+    assert found[name] is not None, f"{name} is no program of this plan"
+    return found[name]
 
 
-# What `build` made in place of compiled functions, so no type of theirs.
-_LEARNER: Mapping[str, Callable[[update.Programs], Any]] = {
+# Of what `programs.program` built, where types speak of compiled functions.
+_LEARNER: Mapping[str, Callable[[Any], programs.Program]] = {
     "update": lambda made: programs.only(made.accumulate),
     "log-probs, old": lambda made: programs.only(made.old),
     "log-probs, reference": lambda made: programs.only(made.reference),
     "apply": lambda made: made.apply}
-_SAMPLER: Mapping[str, Callable[[sampler.Programs], Any]] = {
+_SAMPLER: Mapping[str, Callable[[Any], programs.Program]] = {
     "weights": lambda made: made.weights, "prefill": lambda made: programs.only(made.prefill),
     "admit": lambda made: programs.only(made.admit),
     "decode": lambda made: programs.only(made.decode),
     # From the smaller number of slots to the larger.
     "resize": lambda made: made.resize[min(made.resize)],
-    "lines": lambda made: programs.only(_parking(made).lines),
-    "store": lambda made: _parking(made).store,
-    "extend": lambda made: _parking(made).extend[max(_parking(made).extend)],
-    "seat": lambda made: programs.only(_parking(made).seat)}
-
-
-def _parking(made: sampler.Programs) -> sampler.Parking:
-    assert made.parking is not None, "asked for only where there is one"
-    return made.parking
+    "lines": lambda made: programs.only(made.parking.lines),
+    "store": lambda made: made.parking.store,
+    "extend": lambda made: made.parking.extend[max(made.parking.extend)],
+    "seat": lambda made: programs.only(made.parking.seat)}
