@@ -111,8 +111,9 @@ def test_a_nursery_that_ends_costs_what_its_workers_were_at_and_is_replaced(impo
 
 def test_nurseries_that_keep_ending_are_an_error_not_a_loop(monkeypatch):
     monkeypatch.setattr(crew, "BIRTHS", 2)
-    workers = pool.open("crew_rewards:act", config.Scoring())
-    workers.crew.births = 2
+    workers = opened()
+    scores = scored(workers, *["1", "orphan"] * 4)
+    assert scores.valid.tolist() == [True, False] * 4  # each was of use before
     with pytest.raises(RuntimeError, match="forks workers for reward 'crew_rewards:act' keeps"):
         scored(workers, *["orphan"] * 9)
     assert workers.crew.births == 0 and workers.crew.closed

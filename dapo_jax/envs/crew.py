@@ -24,7 +24,7 @@ from dapo_jax.envs import processes
 
 START_SECONDS = 120.0  # from starting a process to its first word
 LONGEST_REPLY = 1 << 20  # bytes of a line; a longer one is no reply
-BIRTHS = 8  # nurseries of one crew that may be lost
+BIRTHS = 8  # nurseries that may be lost without an answer between
 NOTHING = memoryview(b"")
 
 _log = logging.getLogger(__name__)
@@ -102,6 +102,11 @@ def more(crew: Crew, count: int) -> None:
     if count > crew.count:
         crew.count = count
         _fill(crew)
+
+
+def answered(crew: Crew) -> None:
+    """A worker has answered: its nursery was of use."""
+    crew.births = BIRTHS
 
 
 def give(worker: Worker, work: Any, data: bytes, *, seconds: float) -> None:

@@ -200,6 +200,7 @@ def _take(pool: Pool, worker: crews.Worker, kind: str, value: Any) -> bool:
     """Act on one reply; false if the worker is to be replaced."""
     if worker.work is None or not (kind == "done" or kind in episodes.FAILURES):
         return False
+    crews.answered(pool.crew)
     _settle(pool, worker, kind, value)
     return kind != "memory"  # what it holds on to could fail the next call
 

@@ -115,7 +115,9 @@ def close(nursery: Nursery) -> int:
 
 def readable(nursery: Nursery) -> bool:
     """Whether a message, or the end of all, has come."""
-    return bool(select.select([nursery.control], [], [], 0)[0])
+    poller = select.poll()  # select knows no descriptors from 1024 on
+    poller.register(nursery.control, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _send(nursery: Nursery, message: list, descriptors: Sequence[int]) -> None:

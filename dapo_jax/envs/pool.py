@@ -154,6 +154,7 @@ def _take(pool: Pool, call: _Call, worker: crews.Worker, kind: str, value: Any) 
         worker.begun = False
     elif worker.work and (kind == "score" or kind in faults.KINDS):
         _settle(call, worker.work.popleft(), (kind, value))
+        crews.answered(pool.crew)
         if kind == "memory":  # it is replaced, and has cost its item already
             worker.begun = False
             call.spare += 1
