@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dapo_jax import command_line, config
-from dapo_jax.envs import episode_play, episode_pool
+from dapo_jax.envs import environments, episode_play, episode_pool
 from dapo_jax.rollout import episodes_log
 
 
@@ -49,6 +49,7 @@ def replay(rows: Sequence[tuple[str, episode_play.Episode | None]]) -> dict[str,
         else:
             named.setdefault(one.environment, []).append((where, one))
     for name, some in named.items():
+        environments.ready(environments.environment(name))
         with episode_pool.open(name, episode_pool.Limits()) as pool:
             found = episode_play.replay(pool, [one for _, one in some])
         result["episodes"] += found.compared

@@ -85,6 +85,10 @@ def test_a_log_is_played_again_and_what_differs_is_counted(tmp_path, capsys):
     rows[0]["episode"]["turns"][0]["reply"] = "<result>409</result>\n"
     status, found = run()
     assert (status, found["differing"]) == (1, 1) and "turn 0: reply is" in found["first"]
+    rows[0]["episode"]["environment"] = "hostile_environments:BROKEN"
+    path.write_text(json.dumps(rows[0]) + "\n")
+    assert replay_episodes.main([str(path)]) == 2  # an error of the environment's own `ready`
+    assert "ready raised ZeroDivisionError: on purpose" in capsys.readouterr().err
     path.write_text('{"episode": {}}\n')
     assert replay_episodes.main([str(path)]) == 2 and f"{path}:1" in capsys.readouterr().err
 

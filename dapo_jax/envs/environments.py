@@ -21,13 +21,13 @@ ENVIRONMENTS = {
 def build(cfg: config.Config, split: str) -> tuple[list[base.Record], dict[str, int]]:
     """The configured environment's own problems and how many are missing; ConfigError: none."""
     found = environment(cfg.environment.name)
-    records = found.records
-    if records is None:
+    make = found.records
+    if make is None:
         raise config.ConfigError(f"environment {found.name!r} brings no problems of its own: set "
                                  "config.task.name to a task whose records it can play")
     count = cfg.task.train_size if split == "train" else cfg.eval.prompts
-    problems = asked(found, "records", lambda: list(
-        records(seed=cfg.seed, split=split, count=count)))
+    problems = asked(found, "records",
+                     lambda: list(make(seed=cfg.seed, split=split, count=count)))
     for place, record in enumerate(problems):
         if fault := _fault_of_record(record):
             raise config.ConfigError(f"environment {found.name!r}: problem {place} that records "
