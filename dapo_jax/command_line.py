@@ -9,6 +9,7 @@ import operator
 import os
 import pathlib
 import re
+import select
 import signal
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from ml_collections import config_flags
 
 from dapo_jax import config, config_checks, config_gin
 
-DONE, BAD_INPUT, LIMIT, INTERRUPTED, TERMINATED = 0, 2, 3, 130, 143
+DONE, BAD_INPUT, LIMIT, INTERRUPTED, NO_READER, TERMINATED = 0, 2, 3, 130, 141, 143
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +263,22 @@ def leave(main: Callable[[Sequence[str]], int]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        status = NO_READER
     sys.exit(status)
+
+
+def _reader_left() -> bool:
+    """Whether standard output goes to a program that has ended, such as head; it is given up."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
+        return False
+    # Python flushes again when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 @contextlib.contextmanager

@@ -99,6 +99,8 @@ def train(cfg: config.Config, workdir: str) -> int:
             LOG.error("stopped: %s", limit)
             return command_line.LIMIT
         if not run.agreed:
+            LOG.info("%s: finished after step %d; python -m dapo_jax.report %s draws it", workdir,
+                     state.step, workdir)
             return command_line.DONE
         checkpoint.save(manager, state)
     LOG.warning("signal %d: saved after step %d; start again to go on", run.agreed[0], state.step)

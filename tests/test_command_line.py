@@ -1,7 +1,10 @@
 """How every entry meets what it cannot use: one line, before anything is computed."""
 
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 
 import pytest
 import test_report
@@ -43,6 +46,23 @@ def test_an_interrupt_that_no_entry_waits_for_is_one_line(capsys):
         command_line.leave(main)
     assert left.value.code == command_line.INTERRUPTED == 128 + signal.SIGINT
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("code, status, words", [
+    ("print('x' * 9, flush=True)", command_line.NO_READER, ""),
+    ("raise BrokenPipeError('of a worker')", 1, "of a worker")])
+def test_an_output_that_nobody_reads_is_no_error_but_other_pipes_are(code, status, words):
+    program = f"from dapo_jax import command_line\ndef main(given):\n    {code}\n    return 0\n"
+    reading, writing = os.pipe()
+    if status == command_line.NO_READER:
+        os.close(reading)
+    ended = subprocess.run([sys.executable, "-c", program + "command_line.leave(main)"], text=True,
+                           stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, timeout=300)
+    os.close(writing)
+    if status != command_line.NO_READER:
+        os.close(reading)
+    assert ended.returncode == status
+    assert words in ended.stderr if words else not ended.stderr
 
 
 @pytest.mark.parametrize("argument", ["{}", "--conf={}", "--configuration={}"])

@@ -62,6 +62,7 @@ def test_holms_correction_is_that_of_a_plain_loop():
     ({0: 0.55, 1: 0.9, 2: 0.75}, "no difference shown, although all seeds agree: 3 seeds"),
     ({0: 0.3, 1: 0.9, 2: 0.75},
      "no difference shown: 3 seeds like these can show one of about 0.62 or more"),
+    ({0: 0.6, 1: 0.7}, "no difference shown, although the seeds agree to the digit: 2 do so by"),
     ({0: math.nan, 1: 0.6}, "one seed in common")])
 def test_what_is_said_follows_from_the_pairs(own, words):
     one, = differences.against({"base": {0: 0.5, 1: 0.6, 2: 0.7}, "own": own}, "base")

@@ -146,7 +146,7 @@ def test_every_snippet_is_built_or_parsed(blocks, tmp_path):
                 config_checks.from_dict(command_line.load_file(str(tmp_path / name)))
 
 
-def test_what_the_first_run_says_works(tmp_path, monkeypatch, capsys):
+def test_what_the_first_run_says_works(tmp_path, monkeypatch, capsys, caplog):
     """The blocks marked fast, in one process and in their order, small."""
     checkout(tmp_path, of_page("docs/first_run.md"))
     monkeypatch.chdir(tmp_path)
@@ -156,6 +156,8 @@ def test_what_the_first_run_says_works(tmp_path, monkeypatch, capsys):
         name, arguments = pages.entry(pages.shortened(words))
         assert main_of(name)(arguments) == command_line.DONE, words
     assert (tmp_path / "runs/first/report.html").is_file()
+    assert re.search(r"runs/first: finished after step \d+; python -m dapo_jax\.report runs/first",
+                     caplog.text)
 
 
 @pytest.mark.slow

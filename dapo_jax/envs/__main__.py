@@ -8,6 +8,8 @@ NAME is a task, an environment (also module:NAME, one of your own), or a data se
 reasoning-gym.
 """
 
+import contextlib
+import io
 import shutil
 import sys
 import textwrap
@@ -77,7 +79,8 @@ def _listing() -> str:
     for name, purpose in _tasks().items():
         lines.append(f"{name}  {purpose}".rstrip())
         try:
-            (record,) = records(name, 1)[:1]
+            with contextlib.redirect_stdout(io.StringIO()):  # one of reasoning-gym prints dots
+                (record,) = records(name, 1)[:1]
         except (config.ConfigError, ValueError) as error:  # shown in place of the example
             lines.append(textwrap.shorten(f"    {error}", width))
             continue

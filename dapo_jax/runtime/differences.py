@@ -113,6 +113,9 @@ def _words(one: Difference, corrected: float, compared: int) -> str:
     if corrected < 1 - LEVEL:
         return f"a real difference: {way} by {abs(one.mean):.3g} ({p})"
     reach = one.student.high - one.student.mean
+    if reach < 1e-6 * abs(one.mean):  # of equal differences t says nothing; their signs do
+        return ("no difference shown, although the seeds agree to the digit: "
+                f"{len(one.seeds)} do so by chance ({p})")
     agree = ", although all seeds agree" if _agree(one) else ""
     return (f"no difference shown{agree}: {len(one.seeds)} seeds like these can show one of about "
             f"{reach:.2g} or more ({p})")
