@@ -64,9 +64,7 @@ def markdown(title: str, sections: Sequence[comparison.Section], notes: Sequence
     lines = [f"# {title}", ""]
     for section in sections:
         names = heads(section)
-        lines += [f"## {section.title}", "", _line(names),
-                  _line(["---", *["---:"] * (len(names) - 1)])]
-        lines += [_line(cells(row)) for row in section.rows]
+        lines += [f"## {section.title}", "", *table(names, [cells(row) for row in section.rows])]
         lines += ["", *section.notes, ""] if section.notes else [""]
     return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
 
@@ -123,8 +121,10 @@ def write(out: pathlib.Path, name: str, *, title: str, sections: Sequence[compar
     return paths
 
 
-def _line(values: Sequence[str]) -> str:
-    return "| " + " | ".join(values) + " |"
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table; all columns but the first are figures, to the right."""
+    return ["| " + " | ".join(row) + " |"
+            for row in (names, ["---", *["---:"] * (len(names) - 1)], *rows)]
 
 
 def _interval(value: comparison.Interval, digits: int = 1) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dapo_jax import config
 from dapo_jax.dynamic_sampling import fit
-from dapo_jax.runtime import metrics, plots
+from dapo_jax.runtime import comparison_page, metrics, plots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,12 @@ def markdown(found: Fitted) -> str:
     """The constants, the scores, and how to use them."""
     fitted = found.study.predictor
     constants = ", ".join(f"{name} {getattr(fitted, name):.3f}" for name in fit.BOUNDS)
+    rows = [(name, f"{used.seconds:.2f}", f"{held.seconds:.2f}", f"{100 * held.again:.1f} %",
+             f"{held.error:.1f} prompts", f"{held.predicted:.1f} prompts")
+            for name, (used, held) in found.study.scores.items()]
     lines = ["# `window` fitted to a recorded run", "",
              f"{constants}; window {fitted.window} steps", "",
-             _line(HEADS), _line(["---", *["---:"] * (len(HEADS) - 1)])]
-    for name, (used, held) in found.study.scores.items():
-        lines.append(_line((name, f"{used.seconds:.2f}", f"{held.seconds:.2f}",
-                            f"{100 * held.again:.1f} %", f"{held.error:.1f} prompts",
-                            f"{held.predicted:.1f} prompts")))
+             *comparison_page.table(HEADS, rows)]
     lines += ["", *found.notes, "", "```", *flags(fitted), "```", ""]
     return "\n".join(lines)
 
@@ -77,7 +76,3 @@ def write(out: pathlib.Path, found: Fitted) -> list[pathlib.Path]:
     paths[2].write_text(json.dumps(metrics.plain(dataclasses.asdict(found)), indent=1) + "\n",
                         encoding="utf-8")
     return paths
-
-
-def _line(values: Sequence[str]) -> str:
-    return "| " + " | ".join(values) + " |"
