@@ -3,12 +3,11 @@
     python -m dapo_jax.train --config=configs/calculator.py --workdir=DIR
 
 Measured on 2 cores shared with much other work, one seed, 128 held-out products of two 3-digit
-numbers: greedy accuracy 0.64 after the SFT and 0.84 after 60 steps of DAPO (0.84 after 100 too), at
-temperature 1 from 0.15 to 0.78 (0.82). Processor seconds: 78 for the SFT, 180 for the 60 steps,
-evaluations left out; the time on free cores was not measured.
+numbers: greedy accuracy 0.95 after the SFT and 0.99 after 60 steps of DAPO, at temperature 1 from
+0.37 to 0.93; 279 processor seconds from start to end, 8:06 minutes on the busy cores.
 
 SFT shows an episode for half of the prompts and the bare answer for the other half, so the model
-calls the calculator half the time and copies its result badly; DAPO makes that nearly always. With
+calls the calculator half the time; DAPO makes that nearly always. With
 --config.environment.name= the same products are to be answered at once: accuracy stays 0 (also
 after 250 steps of SFT), and DAPO stops, since no group has a right answer.
 """
