@@ -128,3 +128,16 @@ def test_what_a_program_compiled_here_sends_is_read_from_its_text(monkeypatch):
     found = compiler.compiled(programs.program(function, mesh, x), text=True)
     assert found.sent == (collectives.Collective("all-reduce", ("fsdp",), 1, 4 * 4),)
     assert found.arguments == 4 * 8 // 2 * 4
+
+
+def test_a_program_without_operations_has_figures(monkeypatch):
+    """As the TPU compiler gives them for one that moves parameters: its analysis names none."""
+    monkeypatch.setattr(compiler, "READABLE", {})
+    mesh, place = mesh_lib.make(config.Mesh(fsdp=2)), jax.sharding.PartitionSpec
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32,
+                             sharding=jax.sharding.NamedSharding(mesh, place("fsdp")))
+    monkeypatch.setattr(jax.stages.Compiled, "cost_analysis", lambda self: {"utilization": 1.0})
+    function = jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, place()))
+    found = compiler.compiled(programs.program(function, mesh, x), text=True)
+    assert (found.flops, found.bytes) == (0, 0) and found.result == 4 * 8 * 4
+    assert [one.kind for one in found.sent] == ["all-gather"]
