@@ -82,7 +82,8 @@ def test_loops_and_scatters_are_read_as_the_tpu_compiler_writes_them():
     ("replica_groups=mesh['x'=4,'y'=2] {'x':(1)2}", ("data",)),
     ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'x'}", ("tensor",)),
     ("replica_groups=mesh['x'=2,'y'=4], device_ids=(0,2,1,3,4,6,5,7) {'x'}", ("data",)),
-    ("source_target_pairs={{0,4},{4,0}}", ("data",))])
+    ("source_target_pairs={{0,4},{4,0}}", ("data",)),
+    ("source_target_pairs={{0,0},{1,2},{2,1},{3,3}}", ("fsdp", "tensor"))])
 def test_the_axes_of_a_collective_are_those_in_which_its_devices_differ(groups, axes):
     text = f"ENTRY %main () -> f32[] {{\n  %s = f32[4]{{0}} all-to-all(%z), {groups}\n}}\n"
     (found,) = collectives.found(text, MESH)
