@@ -82,7 +82,8 @@ def test_loops_and_scatters_are_read_as_the_tpu_compiler_writes_them():
     ("replica_groups=mesh['x'=4,'y'=2] {'x':(1)2}", ("data",)),
     ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'x'}", ("tensor",)),
     ("replica_groups=mesh['x'=2,'y'=4], device_ids=(0,2,1,3,4,6,5,7) {'x'}", ("data",)),
-    ("source_target_pairs={{0,4},{4,0}}", ("data",))])
+    ("source_target_pairs={{0,4},{4,0}}", ("data",)),
+    ("source_target_pairs={{0,0},{1,2},{2,1},{3,3}}", ("fsdp", "tensor"))])
 def test_the_axes_of_a_collective_are_those_in_which_its_devices_differ(groups, axes):
     text = f"ENTRY %main () -> f32[] {{\n  %s = f32[4]{{0}} all-to-all(%z), {groups}\n}}\n"
     (found,) = collectives.found(text, MESH)
@@ -128,3 +129,16 @@ def test_what_a_program_compiled_here_sends_is_read_from_its_text(monkeypatch):
     found = compiler.compiled(programs.program(function, mesh, x), text=True)
     assert found.sent == (collectives.Collective("all-reduce", ("fsdp",), 1, 4 * 4),)
     assert found.arguments == 4 * 8 // 2 * 4
+
+
+def test_a_program_without_operations_has_figures(monkeypatch):
+    """As the TPU compiler gives them for one that moves parameters: its analysis names none."""
+    monkeypatch.setattr(compiler, "READABLE", {})
+    mesh, place = mesh_lib.make(config.Mesh(fsdp=2)), jax.sharding.PartitionSpec
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32,
+                             sharding=jax.sharding.NamedSharding(mesh, place("fsdp")))
+    monkeypatch.setattr(jax.stages.Compiled, "cost_analysis", lambda self: {"utilization": 1.0})
+    function = jax.jit(lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, place()))
+    found = compiler.compiled(programs.program(function, mesh, x), text=True)
+    assert (found.flops, found.bytes) == (0, 0) and found.result == 4 * 8 * 4
+    assert [one.kind for one in found.sent] == ["all-gather"]

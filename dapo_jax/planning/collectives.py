@@ -47,7 +47,8 @@ def found(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
                 group = _group(line) or tuple(range(math.prod(mesh.values())))
                 # So the TPU compiler writes what it sends as a reduce-scatter.
                 scatters = name.startswith("all-reduce-scatter")
-                key = KINDS.index("reduce-scatter" if scatters else one[2]), axes_of(group, mesh)
+                kind = "reduce-scatter" if scatters else one[2]
+                key = KINDS.index(kind), _axes(line, group, mesh)
                 count[key] += runs[name]
                 times = len(group) if one[2] == "reduce-scatter" else 1
                 moved[key] += runs[name] * times * _result(one[1], start=bool(one[3]))
@@ -59,6 +60,16 @@ def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
     """The axes in which devices of these numbers differ; the last axis is numbered fastest."""
     places = np.unravel_index(np.asarray(group), tuple(mesh.values()))
     return tuple(axis for axis, at in zip(mesh, places) if np.ptp(at))
+
+
+def _axes(line: str, group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Of a group, or of all pairs of a permutation: in some of these nothing moves."""
+    listed = re.search(r"source_target_pairs=\{(\{[\d,{}]+\})\}", line)
+    if not listed:
+        return axes_of(group, mesh)
+    pairs = re.findall(r"\{(\d+),(\d+)\}", listed[1])
+    differ = {axis for pair in pairs for axis in axes_of([int(end) for end in pair], mesh)}
+    return tuple(axis for axis in mesh if axis in differ)
 
 
 def _result(shapes: str, *, start: bool) -> int:

@@ -61,13 +61,14 @@ def compiled(program: programs.Program, *, text: bool = False) -> Figures:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise TooLarge(str(error).splitlines()[0]) from error
         raise
-    # For TPU there is an analysis of both, which their types leave open.
+    # For TPU there is an analysis of both, which their types leave open; a program that only moves
+    # arrays has no operations there.
     memory: Any = made.memory_analysis()
-    cost: Any = made.cost_analysis()
+    cost: Any = made.cost_analysis() or {}
     sent = _sent(made, program.mesh) if text else None
     return Figures(memory.argument_size_in_bytes, memory.temp_size_in_bytes,
                    memory.output_size_in_bytes - memory.alias_size_in_bytes,
-                   cost["flops"], cost["bytes accessed"], sent)
+                   cost.get("flops", 0.0), cost.get("bytes accessed", 0.0), sent)
 
 
 def _sent(

@@ -108,10 +108,10 @@ def _merge(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate
 
 
 def _move(planned: programs.Plan, made: sources.Sources, name: str) -> Estimate:
-    """Parameters brought to the sampler's mesh: what a device gets there and did not hold."""
+    """Parameters brought to the sampler's mesh: at most what a device gets that it did not hold."""
     here, there = (sum(map(memory.on_device, trees)) for trees in (
         sources.one(made, name).arguments, sources.one(made, "prefill").arguments[:1]))
-    got = moves.received(*(sources.one(made, one).arguments[0] for one in (name, "prefill")))
+    got = max(moves.received(*(sources.one(made, one).arguments[0] for one in (name, "prefill"))))
     sent = (collectives.Collective("all-to-all", mesh_lib.AXES, 1, got),)
     return Estimate(0.0, 0.0, here + there, sent if got else ())
 

@@ -12,15 +12,14 @@ from dapo_jax import types
 Box = tuple[tuple[int, int], ...]  # of an array, first and last place + 1 along each axis
 
 
-def received(held: types.Tree, wanted: types.Tree) -> float:
-    """Bytes that a device gets to hold its part of `wanted` beyond what it holds of `held`, the
-    mean of all devices; shapes with shardings over two meshes of the same devices in one order."""
-    total, devices = 0, 1
-    for here, there in zip(jax.tree.leaves(held), jax.tree.leaves(wanted), strict=True):
-        pairs = list(zip(_boxes(here), _boxes(there), strict=True))
-        devices = len(pairs)
-        total += here.dtype.itemsize * sum(_size(to) - _shared(to, own) for own, to in pairs)
-    return total / devices
+def received(held: types.Tree, wanted: types.Tree) -> list[int]:
+    """Bytes that each device gets to hold its part of `wanted` beyond what it holds of `held`;
+    shapes with shardings over two meshes of the same devices in one order."""
+    leaves = zip(jax.tree.leaves(held), jax.tree.leaves(wanted), strict=True)
+    return [sum(column) for column in zip(*(
+        [here.dtype.itemsize * (_size(to) - _shared(to, own))
+         for own, to in zip(_boxes(here), _boxes(there), strict=True)]
+        for here, there in leaves))]
 
 
 def _boxes(leaf: jax.ShapeDtypeStruct) -> Iterator[Box]:
