@@ -76,6 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     for failure in failures:
         print(f"failed: {failure.name}: {failure.text}", file=sys.stderr)
     status = _finish(given, flags, points, failures)
+    if signals:
+        print(f"signal {signals[0]}: start again with the same flags to go on", file=sys.stderr)
     return 128 + signals[0] if signals else status
 
 

@@ -76,6 +76,16 @@ def test_what_is_wrong_is_named_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_signal_ends_a_sweep_with_what_is_there_and_how_to_go_on(command, monkeypatch, capsys):
+    def interrupted(found, *, signals, **how):
+        signals.append(2)
+        return []
+
+    monkeypatch.setattr(jobs, "run", interrupted)
+    assert sweep.main(command()) == 130
+    assert "signal 2: start again with the same flags" in capsys.readouterr().err
+
+
 def test_a_file_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(config.ConfigError, match=r"no function sweep\(\)"):
         sweep.main([f"--config={ROOT / 'configs/quickstart.py'}", f"--out={tmp_path}"])
