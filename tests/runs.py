@@ -31,6 +31,13 @@ def _optimizer(cfg, horizon):
     return optim.optimizer(cfg, horizon)
 
 
+def _shared_optimizer(phase, steps):
+    """A constant rate knows no end, so runs of any length have one optimizer, and its programs."""
+    constant = phase.optimizer.schedule == "constant"
+    return _optimizer(phase.optimizer, 1 if constant else
+                      steps * phase.updates_per_step * phase.epochs_per_batch)
+
+
 def _remembered(function):
     cached = functools.cache(function)
 
@@ -49,8 +56,7 @@ def reuse_programs(monkeypatch):
     """Let runs that need the same programs share them; a run's own compiles are not counted."""
     monkeypatch.setattr(engine, "compile_engine", ENGINE)
     monkeypatch.setattr(update, "compile_programs", PROGRAMS)
-    monkeypatch.setattr(setup_phases, "optimizer", lambda phase, steps: _optimizer(
-        phase.optimizer, steps * phase.updates_per_step * phase.epochs_per_batch))
+    monkeypatch.setattr(setup_phases, "optimizer", _shared_optimizer)
 
 
 def run(workdir, changes=()):

@@ -13,7 +13,8 @@ from dapo_jax.learner import train_states
 from dapo_jax.runtime import tree_store
 
 # An SFT step, so that the reference is not what a new run would begin with.
-ALL = {"sft.steps": 1, "rl.steps": 2, "eval.every": 0, "checkpoint.every": 1, "checkpoint.keep": 9,
+ALL = {"sft.steps": 1, "rl.steps": 2, "eval.every": 0, "eval.greedy": False,
+       "checkpoint.every": 1, "checkpoint.keep": 9,
        "rl.algorithm.kl_coef": 0.1, "rl.algorithm.old_logprobs": "recomputed",
        "rl.epochs_per_batch": 2, "rl.updates_per_step": 2,
        "rl.optimizer.learning_rate": 3e-3, "rl.optimizer.warmup_updates": 0}

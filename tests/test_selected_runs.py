@@ -12,6 +12,7 @@ from dapo_jax import command_line, config, config_checks, setup
 from dapo_jax.learner import features
 
 REJECT = {"rl.algorithm.preset": "sft", "sft.steps": 0, "rl.steps": 2, "eval.every": 0,
+          "eval.greedy": False,
           "select.strategies": (("reject_wrong", 0.5), ("diverse", 2)),
           "checkpoint.every": 1, "checkpoint.keep": 9}
 EXPERT = REJECT | {"rl.steps": 3, "rl.epochs_per_batch": 2, "rl.updates_per_step": 2,

@@ -17,6 +17,7 @@ from dapo_jax.models import hf, lora
 from dapo_jax.runtime import mesh as mesh_lib
 
 ALL = {"lora.rank": 3, "lora.alpha": 6.0, "sft.steps": 1, "rl.steps": 2, "eval.every": 0,
+       "eval.greedy": False,
        "checkpoint.every": 1, "checkpoint.keep": 9, "rl.algorithm.kl_coef": 0.1,
        "rl.optimizer.warmup_updates": 0}
 FLAGS = ["--config=tests/tiny_config.py", *(f"--config.{name}={value}"
