@@ -97,6 +97,7 @@ def test_an_environment_that_keeps_failing_is_left_alone_then_tried_again():
         assert said(pool, ["a"], record={"begin": "raise"}).failure == "error"
         refused = said(pool, ["a"])
         assert refused.failure == "refused" and "3 times in a row" in refused.message
+        assert "the last failure: " in refused.message and "ZeroDivisionError" in refused.message
         assert (pool.breaker.opened, pool.failures["refused"]) == (1, 1)
         pool.breaker = dataclasses.replace(pool.breaker, until=time.monotonic())
         assert said(pool, ["end"]).done and pool.breaker.failed == 0

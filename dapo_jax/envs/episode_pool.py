@@ -78,6 +78,7 @@ class Pool:
     finished: list[Answer] = dataclasses.field(default_factory=list)
     failures: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     # tries that failed by kind, "refused" calls, and "retries" made
+    last_failure: str = ""
     spare: int = SPARE_RESTARTS
 
     def __enter__(self) -> "Pool":
@@ -184,7 +185,8 @@ def _allowed(pool: Pool) -> bool:
             pool.failures["refused"] += 1
             pool.finished.append(Answer(
                 call.ticket, "refused", f"environment {pool.name!r} failed {pool.breaker.failed} "
-                "times in a row and is left alone", now - call.born, call.tries))
+                f"times in a row and is left alone; the last failure: {pool.last_failure}",
+                now - call.born, call.tries))
         pool.pending.clear()
     return bool(pool.pending)
 
@@ -214,6 +216,7 @@ def _settle(pool: Pool, worker: crews.Worker, kind: str, value: Any) -> None:
                                  pause=limits.pause)
     if kind != "done":
         pool.failures[kind] += 1
+        pool.last_failure = str(value)
     if kind in AGAIN and pool.idempotent and call.tries <= limits.retries:
         pool.failures["retries"] += 1
         pause = min(LONGEST_PAUSE, limits.backoff * 2 ** (call.tries - 1))

@@ -120,6 +120,7 @@ def talk(desk: Desk) -> turns.Talk:
     made = turns.Talk(
         ended=lambda ends: _ended(desk, ends), replies=lambda seconds: _replies(desk, seconds),
         waiting=lambda: desk.waiting, first_budget=min(scene.turn_tokens or longest, longest),
+        patience=max(turns.Talk.patience, 2 * scene.seconds),
         attend=lambda seconds: _attend(desk, seconds))
     return turns.steady(made, scene.lag) if scene.lag else made
 
