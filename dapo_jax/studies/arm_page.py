@@ -124,6 +124,8 @@ def _figure(found: findings.Findings, looks: Mapping[str, Look]) -> bytes | None
         for axes, (panel, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
             for arm, look in arms.items():
                 _line(axes, found.arms[arm], panel, look, label=arm)
+            if not np.isfinite(axes.dataLim.height):
+                axes.text(0.5, 0.5, "no run here has it", transform=axes.transAxes, ha="center")
             axes.set_title(title)
         figure.axes[3].set_xlabel("RL step")
         handles, labels = figure.axes[0].get_legend_handles_labels()
