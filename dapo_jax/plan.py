@@ -15,7 +15,8 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -43,17 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             "json": command_line.Flag("", "file for the figures")})
     chip = chips.find(flags["chip"])
     shape = chips.mesh_shape(flags["mesh"]) if flags["mesh"] else cfg.mesh
-    if not 0 <= flags["length"] <= cfg.rollout.max_new_tokens:
-        raise config.ConfigError(f"--length={flags['length']}: from 1 to rollout.max_new_tokens = "
-                                 f"{cfg.rollout.max_new_tokens}, or 0")
-    if flags["compiles"] < 0:
-        raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
-    if flags["minutes"] < 0:
-        raise config.ConfigError(f"--minutes={flags['minutes']}: at least 0")
-    if flags["count"] not in (0, 1):
-        raise config.ConfigError(f"--count={flags['count']}: 0 or 1")
-    if {"--json=", "-json="} & set(arguments):
-        raise config.ConfigError("--json is empty: name a file, or leave it out")
+    _check(cfg, flags, arguments)
     target = pathlib.Path(flags["json"]) if flags["json"] else None
     if target:
         if target.is_dir():
@@ -70,6 +61,21 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         os._exit(command_line.DONE)
     return command_line.DONE
+
+
+def _check(cfg: config.Config, flags: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """ConfigError for a flag out of its range."""
+    if not 0 <= flags["length"] <= cfg.rollout.max_new_tokens:
+        raise config.ConfigError(f"--length={flags['length']}: from 1 to rollout.max_new_tokens = "
+                                 f"{cfg.rollout.max_new_tokens}, or 0")
+    if flags["compiles"] < 0:
+        raise config.ConfigError(f"--compiles={flags['compiles']}: at least 0")
+    if flags["minutes"] < 0:
+        raise config.ConfigError(f"--minutes={flags['minutes']}: at least 0")
+    if flags["count"] not in (0, 1):
+        raise config.ConfigError(f"--count={flags['count']}: 0 or 1")
+    if {"--json=", "-json="} & set(arguments):
+        raise config.ConfigError("--json is empty: name a file, or leave it out")
 
 
 def _say(line: str) -> None:

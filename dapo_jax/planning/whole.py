@@ -59,21 +59,28 @@ def planned(
     # Slots first: a token of few layers is compiled in seconds.
     slots = fit.slots(room, work, compiles=compiles, asked=asked)
     microbatch = fit.microbatch(room, work, compiles=compiles, asked=asked)
-    return {
-        "slice": name, "mesh": dataclasses.asdict(shape),
-        "sampler": dataclasses.asdict(sampling), "model": plan.shape_from,
-        "notes": list(plan.notes),
-        "chip": dataclasses.asdict(chip) | {"slices": None}, "memory": chip.memory,
-        "room": room.memory, "held": _held(room.held), "host": _host(plan, made),
-        "programs": {name: dataclasses.asdict(one) for name, one in work.items()},
+    return _page(plan, chip, shape, room, work) | {
+        "slice": name, "host": _host(plan, made),
         "counted": {name: one.temporary for name, one in counted.items()},
         "update": microbatch, "rollout": slots,
         "time": step_time(plan, chip, shape, work, room.part, length=length),
-        "meshes": meshes.others(room, work, shape, sampling),
         "longest row": {"prompt": room.part.prompt, "completion": room.part.width,
                         "fits": bool(microbatch["largest slots"] and slots["one row fits"])},
         "minutes": minutes if by_compiler else None,
         "planned in seconds": time.perf_counter() - begun}
+
+
+def _page(plan: programs.Plan, chip: chips.Chip, shape: config.Mesh, room: fit.Room,
+          work: fit.Programs) -> dict[str, Any]:
+    """What the plan is of, what is held, and its programs."""
+    sampling = chips.sampler_mesh(plan.cfg, shape)
+    return {
+        "mesh": dataclasses.asdict(shape), "sampler": dataclasses.asdict(sampling),
+        "model": plan.shape_from, "notes": list(plan.notes),
+        "chip": dataclasses.asdict(chip) | {"slices": None}, "memory": chip.memory,
+        "room": room.memory, "held": _held(room.held),
+        "programs": {name: dataclasses.asdict(one) for name, one in work.items()},
+        "meshes": meshes.others(room, work, shape, sampling)}
 
 
 def _room(chip: chips.Chip, plan: programs.Plan, made: sources.Sources, sampling: config.Mesh, *,
