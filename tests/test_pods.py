@@ -65,7 +65,7 @@ def test_streaming_in_two_processes_is_that_of_one(tmp_path):
     ("rl.prompts_per_step=16",), ("rl.packed_prompts=24", "rl.packed_rows=2")],
     ids=["stacks", "packed"])
 def test_stacks_and_packed_rows_in_two_processes_are_those_of_one(tmp_path, changes):
-    changes += ("rl.steps=1", "eval.every=0", "rl.updates_per_step=2")
+    changes += ("rl.steps=1", "eval.every=0")  # 16 slots of 8 a microbatch: stacks of two
     wanted = run(tmp_path / "one", 1, *changes)
     assert_same(run(tmp_path / "two", 2, *changes), wanted)
 
