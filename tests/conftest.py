@@ -38,10 +38,10 @@ hypothesis.settings.load_profile("dapo_jax")
 # Begun first, so that none of them is left for the end, when only one of two processes has work.
 # Before them test_profiling: jax's profiler was seen to crash a process after many other tests.
 LONGEST = (
-    "test_profiling", "test_train", "test_resume", "test_evaluate", "test_pages", "test_tpu_compile", "test_bench",
-    "test_streaming", "test_selected_runs", "test_setup_adapter", "test_phases", "test_engine",
-    "test_decode", "test_update_adapter", "test_update", "test_stacks", "test_learns",
-    "test_transformer", "test_talking", "test_bad_input")
+    "test_profiling", "test_train", "test_resume", "test_evaluate", "test_pages",
+    "test_tpu_compile", "test_bench", "test_streaming", "test_selected_runs", "test_setup_adapter",
+    "test_phases", "test_engine", "test_decode", "test_update_adapter", "test_update",
+    "test_stacks", "test_learns", "test_transformer", "test_talking", "test_bad_input")
 
 
 def pytest_collection_modifyitems(items):
