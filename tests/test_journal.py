@@ -8,7 +8,7 @@ import pytest
 import runs
 from test_filling import PROCESSES, SLOTS, prepared
 
-from dapo_jax import config, journal, types
+from dapo_jax import config, journal, reductions
 from dapo_jax.runtime import metrics, samples_log
 
 
@@ -49,8 +49,8 @@ def test_a_folder_that_cannot_be_held_is_named(tmp_path, monkeypatch):
 
 def test_of_a_failed_update_the_writer_keeps_the_slots_of_all_processes(tmp_path):
     """One of several processes has packed its own slots; for the file all are packed, once."""
-    asked, none = [], types.Sum(np.int32(0))
-    fetched = [{"policy/skipped": none}, {"policy/skipped": types.Sum(np.int32(1))}] * 2
+    asked, none = [], reductions.Sum(np.int32(0))
+    fetched = [{"policy/skipped": none}, {"policy/skipped": reductions.Sum(np.int32(1))}] * 2
 
     def whole():
         asked.append(len(PROCESSES))
