@@ -35,7 +35,7 @@ def test_without_a_limit_a_reward_may_allocate():
 
 
 def test_a_limit_below_what_the_reward_imports_is_named():
-    with pool_runs.start("act", memory_mb=10) as workers, \
+    with pool_runs.start("act", memory_mb=4) as workers, \
             pytest.raises(config.ConfigError, match="memory_mb"):
         pool.ready(workers)
 
