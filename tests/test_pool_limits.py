@@ -35,8 +35,8 @@ def test_without_a_limit_a_reward_may_allocate():
 
 
 def test_a_limit_below_what_the_reward_imports_is_named():
-    with pool_runs.start("act", memory_mb=4) as workers, \
-            pytest.raises(config.ConfigError, match="memory_mb"):
+    heavy = pool.open("heavy_rewards:score", config.Scoring(memory_mb=60))
+    with heavy as workers, pytest.raises(config.ConfigError, match="memory_mb = 60"):
         pool.ready(workers)
 
 
