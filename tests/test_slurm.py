@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 
+import pods
 import pytest
 import test_pods
+import test_processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel")
@@ -55,7 +57,8 @@ def slurm(tmp_path, monkeypatch):
     host = socket.gethostname().split(".")[0]
     settings = tmp_path / "slurm.conf"
     settings.write_text(SETTINGS.format(
-        host=host, folder=tmp_path, first=test_pods.free_port(), second=test_pods.free_port(),
+        host=host, folder=tmp_path, first=test_processes.free_port(),
+        second=test_processes.free_port(),
         cores=len(os.sched_getaffinity(0))))
     monkeypatch.setenv("PATH", PATH)
     monkeypatch.setenv("SLURM_CONF", str(settings))
@@ -95,7 +98,7 @@ def wait_for(number, states, folder):
 
 def test_a_job_of_two_tasks_trains_leaves_on_a_signal_and_finishes_when_queued_again(slurm):
     workdir = slurm / "run"
-    changes = (*test_pods.RUN, "mesh.data=2", "mesh.fsdp=1", "rl.steps=40", "checkpoint.every=10",
+    changes = (*pods.RUN, "mesh.data=2", "mesh.fsdp=1", "rl.steps=40", "checkpoint.every=10",
                "eval.every=0")
     sent = subprocess.run(
         ["launch/slurm.sh", "--tasks-per-node=2", "--time=60", "--config=configs/quickstart.py",
@@ -106,10 +109,10 @@ def test_a_job_of_two_tasks_trains_leaves_on_a_signal_and_finishes_when_queued_a
     test_pods.wait_for_step(workdir, 4)
     subprocess.run(["scancel", "--signal=TERM", number], check=True)
     assert wait_for(number, {"PENDING"}, slurm)["Restarts"] == "1"
-    left = test_pods.lines(workdir)[-1]["step"]
+    left = pods.lines(workdir)[-1]["step"]
     assert 3 < left < 41 and (workdir / "checkpoints" / str(left)).is_dir()
     subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)
     assert wait_for(number, {"COMPLETED"}, slurm)["ExitCode"] == "0:0"
-    assert [line["step"] for line in test_pods.lines(workdir)] == list(range(42))
+    assert [line["step"] for line in pods.lines(workdir)] == list(range(42))
     assert sorted(path.name for path in (workdir / "logs").iterdir()) == [
         "process_0000.log", "process_0001.log"]
