@@ -83,7 +83,17 @@ if [ "$jobset" = yes ]; then
     fi
     exit 0
 fi
-[ "$dry" = no ] || options+=(--dry-run)
-last=$(($(wc -l <<<"$listed") - 1))
+# Named by its content: jobs of an earlier submission go on reading theirs.
+names="$(cut -d' ' -f2 <<<"$listed")"
+[[ "$out" = /* ]] || out="$root/$out"
+DAPO_JAX_SETTINGS="$out/settings-$(cksum <<<"$names" | cut -d' ' -f1).txt"
+export DAPO_JAX_SETTINGS
+if [ "$dry" = yes ]; then
+    options+=(--dry-run)
+else
+    mkdir -p "$out"
+    printf '%s\n' "$names" >"$DAPO_JAX_SETTINGS"
+fi
+last=$(($(wc -l <<<"$names") - 1))
 exec "$root/launch/slurm.sh" ${options[@]+"${options[@]}"} "--sbatch=--array=0-$last%$parallel" \
     "${flags[@]}"

@@ -127,7 +127,8 @@ def test_slurm_is_asked_for_tasks_a_warning_before_the_limit_and_the_job(stand_i
 
 def test_a_sweep_is_an_array_with_a_task_for_each_setting(tmp_path, monkeypatch):
     listing = tmp_path / "python"  # checks nothing: three settings, whatever the flags
-    listing.write_text('#!/usr/bin/env bash\necho "$@" >>"${0%/*}/asked"\nprintf "%s\\n" 0 1 2\n')
+    listing.write_text('#!/usr/bin/env bash\necho "$@" >>"${0%/*}/asked"\n'
+                       'printf "%s\\n" "0 a=1 new" "1 a=2 done" "2 it_s-5c new"\n')
     listing.chmod(0o755)
     monkeypatch.setenv("PYTHON_OF_RUN", str(listing))
     flags = ("--config=f.py", "--config.rl.steps=5", "--out=/shared/out")
@@ -137,10 +138,6 @@ def test_a_sweep_is_an_array_with_a_task_for_each_setting(tmp_path, monkeypatch)
     assert "--array=0-2%4" in line and "--time=60" in line
     assert line.split("launch/slurm.sbatch ")[1].split() == list(flags)
     assert "--output=/shared/out/slurm-%j.out" in line
-    monkeypatch.setenv("DAPO_JAX_MODULE", "dapo_jax.sweep")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
-    job = call("slurm.sbatch", "--dry-run", *flags).stdout
-    assert job.split("-m ")[1].split() == ["dapo_jax.sweep", "--cluster=slurm", *flags, "--index=2"]
     assert call("sweep.sh", "--dry-run", "--config=f.py").returncode == 2  # no folder
     listing.write_text("#!/usr/bin/env bash\necho error: unknown field >&2\nexit 2\n")
     refused = call("sweep.sh", "--dry-run", *flags)
@@ -148,6 +145,28 @@ def test_a_sweep_is_an_array_with_a_task_for_each_setting(tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHON_OF_RUN", str(tmp_path / "none"))
     (line,) = call("sweep.sh", "--dry-run", *flags).stderr.splitlines()
     assert f"there is no {tmp_path / 'none'}: launch/local.sh makes it" in line
+
+
+def test_a_task_of_a_submitted_array_runs_the_setting_that_was_listed_at_its_place(
+        tmp_path, monkeypatch):
+    for name, text in (("python", 'printf "%s\\n" "0 a=1 new" "1 it_s-5c new"\n'),
+                       ("sbatch", 'echo "$DAPO_JAX_SETTINGS"\n')):
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PYTHON_OF_RUN", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    flags = ("--config=f.py", f"--out={tmp_path / 'out'}")
+    settings = call("sweep.sh", *flags).stdout.strip()
+    monkeypatch.setenv("DAPO_JAX_SETTINGS", settings)
+    monkeypatch.setenv("DAPO_JAX_MODULE", "dapo_jax.sweep")
+    for task, name in ((0, "a=1"), (1, "it_s-5c")):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+        job = call("slurm.sbatch", "--dry-run", *flags).stdout
+        assert job.split("-m ")[1].split() == [
+            "dapo_jax.sweep", "--cluster=slurm", *flags, f"--index={name}"]
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    refused = call("slurm.sbatch", "--dry-run", *flags)
+    assert refused.returncode == 2 and f"{settings} has no line for task 2" in refused.stderr
 
 
 def test_a_tpu_slice_is_asked_for_and_trained_on_by_all_hosts():

@@ -1,5 +1,6 @@
-"""A job of two tasks under a SLURM of this test's own: it trains, leaves on a signal, is queued
-again and finishes. Slow; needs the right to be root, and Debian's munge, slurmctld and slurmd."""
+"""Jobs under a SLURM of this test's own: one of two tasks trains, leaves on a signal, is queued
+again and finishes; a sweep is an array. Slow; needs the right to be root, and Debian's munge,
+slurmctld and slurmd."""
 
 import os
 import pathlib
@@ -116,3 +117,21 @@ def test_a_job_of_two_tasks_trains_leaves_on_a_signal_and_finishes_when_queued_a
     assert [line["step"] for line in pods.lines(workdir)] == list(range(42))
     assert sorted(path.name for path in (workdir / "logs").iterdir()) == [
         "process_0000.log", "process_0001.log"]
+
+
+def test_a_submitted_sweep_trains_each_setting_and_has_a_table(slurm):
+    changes = (*pods.RUN, "mesh.data=1", "mesh.fsdp=1", "rl.steps=2", "eval.every=2")
+    flags = ("--config=configs/sweeps/quickstart_lr.py", f"--out={slurm / 'run'}",
+             *(f"--config.{change}" for change in changes))
+    sent = subprocess.run(["launch/sweep.sh", "--parallel=2", "--time=60", *flags], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert sent.returncode == 0, sent.stderr
+    array = sent.stdout.split()[-1]
+    for task in range(4):
+        assert wait_for(f"{array}_{task}", {"COMPLETED"}, slurm)["ExitCode"] == "0:0"
+    table = subprocess.run([sys.executable, "-m", "dapo_jax.sweep", *flags, "--table"], cwd=ROOT,
+                           capture_output=True, text=True)
+    assert table.returncode == 0, table.stderr
+    for rate in (5e-5, 1e-4, 2e-4, 4e-4):
+        (workdir,) = (slurm / "run" / "runs").glob(f"*learning_rate={rate}*")
+        assert pods.lines(workdir)[-1]["step"] == 3 and str(rate) in table.stdout

@@ -102,7 +102,7 @@ def _markdown(out: pathlib.Path, found: Sequence[Row], points: Sequence[sweep_po
               metrics: Sequence[str], *, failed: Collection[str], flags: Sequence[str]) -> str:
     fields = _fields(found)
     body = [[*(str(row.setting.get(name, "")) for name in fields), f"{row.ended} of {row.planned}",
-             *(_cell(row.values[name], bold=row is _highest(found, name)) for name in metrics)]
+             *(_cell(row.values[name], bold=row in _highest(found, name)) for name in metrics)]
             for row in found]
     lines = ["# Sweep", "", f"`python -m dapo_jax.sweep {shlex.join(flags)} --out={out}`", "",
              *pages.table([*fields, "runs", *metrics], body), "",
@@ -125,10 +125,10 @@ def _differences(found: Sequence[Row], metrics: Sequence[str]) -> list[str]:
     body = []
     for metric in metrics:
         settings = {row.label: row.by_seed[metric] for row in found}
-        best = _highest(found, metric)
+        best = _highest(found, metric)[:1]
         if best and differences.comparable(settings):
             body += [[metric, one.name, pages.interval(one.student), pages.interval(one.bootstrap),
-                      one.words] for one in differences.against(settings, best.label)]
+                      one.words] for one in differences.against(settings, best[0].label)]
     if not body:
         return []
     return ["## Is it a real difference", "", *pages.table(
@@ -144,10 +144,11 @@ def _cell(value: comparison.Interval | None, *, bold: bool) -> str:
     return " ".join([f"**{mean}**" if bold else mean, *bounds])
 
 
-def _highest(found: Sequence[Row], metric: str) -> Row | None:
-    """The row of the highest mean; None where there is nothing to compare."""
+def _highest(found: Sequence[Row], metric: str) -> list[Row]:
+    """The rows of the highest mean; none where there is nothing to compare."""
     known = [(value.mean, row) for row in found if (value := row.values[metric]) is not None]
-    return max(known, key=lambda one: one[0])[1] if len(known) > 1 else None
+    highest = max((mean for mean, _ in known), default=0.0)
+    return [row for mean, row in known if mean == highest] if len(known) > 1 else []
 
 
 def _csv(found: Sequence[Row], metrics: Sequence[str]) -> str:
