@@ -103,10 +103,12 @@ def explain(progress: gather.Progress, *, need: int, limit: str,
     shares = ", ".join(f"{name.replace('_', ' ')} {counts[name] / max(asked, 1):.1%}"
                        for name in ("all_one", "all_zero", "invalid"))
     accepted = int(np.sum(gather.accepted(progress, size)))
+    remedy = "raise the limit" if size.dynamic.at_limit != "error" else (
+        "raise the limit, or set dynamic_sampling.at_limit to partial (train on fewer) or skip "
+        "(carry them on)")
     return (f"limit reached: {limit}. {accepted} of {need} groups after {asked} prompts in "
             f"{progress.rounds} rounds: keep rate {round(accepted / max(asked, 1), 3)}, {shares}. "
-            f"{ADVICE[most]}, raise the limit, or set dynamic_sampling.at_limit to partial (train "
-            "on fewer) or skip (carry them on)")
+            f"{ADVICE[most]}; {remedy}")
 
 
 def oracle_ratio(accepted: np.ndarray, need: int) -> float:
