@@ -11,7 +11,7 @@ import test_report
 
 from dapo_jax import replay_episodes, report
 from dapo_jax.envs import calculator, episode_play, episodes
-from dapo_jax.rollout import episodes_log, episodes_talk
+from dapo_jax.rollout import episodes_log, outcomes
 from dapo_jax.runtime import eval_page, run_files
 
 RECORD = {"prompt": "12*34=", "answer": "408", "level": "2"}
@@ -32,9 +32,9 @@ def calculated(texts, *, seed=3, record=RECORD):
 
 
 def played(*found, ends=None):
-    return episodes_talk.Played(
+    return outcomes.Played(
         found, tuple(ends or ("done",) * len(found)), np.arange(len(found), dtype=np.int32),
-        np.array([0.1, 0.2, 0.3]), retries=2, refused=1)
+        np.full(len(found), 2, np.int32), np.array([0.1, 0.2, 0.3]), retries=2, refused=1)
 
 
 GOOD = calculated(["<calc>12*34</calc>\n", "408\n"])
@@ -66,7 +66,8 @@ def test_metrics_tell_of_turns_tools_failures_and_latency():
     wanted = {"turns/mean": 5 / 3, "turns/max": 2, "turns/calls": 1, "turns/tool_errors": 0,
               "invalid/env_error": 1, "invalid/kind_error": 1, "invalid/kind_timeout": 0,
               "turns/ended_done": 2 / 3, "time/environment_p50": 0.2, "environment/retries": 4,
-              "environment/refused": 2, "turns/reply_tokens": 1 / 3}
+              "environment/refused": 2, "turns/reply_tokens": 1 / 3,
+              "turns/cut": 2}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
     assert {f"invalid/kind_{kind}" for kind in episodes.FAILURES} <= set(found)
 
