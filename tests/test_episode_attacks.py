@@ -17,7 +17,8 @@ TURNS = {
     "object": ("turn", "Turn.reply is of type object, not a text"),
     "endless": ("turn", "Turn.reward = inf"), "large": ("turn", "Turn.reward = -1000"),
     "word": ("turn", "Turn.reward = '1'"), "named": ("turn", "Turn.parts"),
-    "not done": ("turn", "Turn.done = None"), "local": ("error", "pickle"),
+    "not done": ("turn", "Turn.done = None"),
+    "local": ("turn", "attacks: step returned a state that cannot be pickled: "),
     "exit": ("error", "SystemExit: 3"), "closed": ("ended", "its worker ended with status"),
     "fault": ("ended", "its worker ended with status -11")}
 STARTS = {"object": ("turn", "all of them texts"), "half": ("turn", "half of a surrogate pair"),

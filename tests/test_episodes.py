@@ -4,6 +4,8 @@ import dataclasses
 import fractions
 import math
 import re
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -12,12 +14,14 @@ from hypothesis import strategies as st
 
 from dapo_jax import config
 from dapo_jax.envs import (
+    base,
     breaker,
     calculator,
     environments,
     episodes,
     exact_sums,
     guess_number,
+    imports,
     python_tool,
     tool_calls,
 )
@@ -207,6 +211,21 @@ def test_a_module_that_cannot_be_imported_is_refused_in_words(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(config.ConfigError, match=f"cannot import module 'broken_game': {message}"):
         environments.environment("broken_game:X")
+
+
+@pytest.mark.parametrize("find", [environments.environment, base.resolve_reward])
+def test_a_module_whose_import_hangs_is_refused_in_time(tmp_path, monkeypatch, find):
+    """It even catches the first interruption, as a download that is tried again does."""
+    (tmp_path / "hanging_game.py").write_text(
+        "import time\ntry:\n    time.sleep(100)\nexcept OSError:\n    time.sleep(100)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(imports, "SECONDS", 0.05)
+    begun, before = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    with pytest.raises(config.ConfigError, match="'hanging_game'.*: its import is not over after"):
+        find("hanging_game:X")
+    assert time.monotonic() - begun < 50
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_an_environment_is_found_by_name_or_refused_with_near_names():

@@ -20,7 +20,6 @@ from dapo_jax.envs import episode_play, episode_pool, episodes, parts
 from dapo_jax.rollout import outcomes, turns
 from dapo_jax.text import replies
 
-SHOWN = ("demonstration", "demonstration_segments")  # of a record: no part of the problem
 # A worker gets its next call when the pool is looked at. So that quick calls are not made one a
 # chunk, a look goes on for QUICK seconds while each further answer comes within NEXT.
 QUICK, NEXT = 0.03, 0.002
@@ -89,12 +88,11 @@ def begin(
     for group, prompt, size, begun, limit in zip(
             plan.group.tolist(), plan.prompt.tolist(), plan.size.tolist(), first.tolist(),
             limits.tolist(), strict=True):
-        record = {name: value for name, value in table.records[prompt].items()
-                  if name not in SHOWN}
         for sample in range(begun, begun + size):
             seed = episodes.seed(scene.seed, step=step, group=group, sample=sample)
-            live[group, sample] = Live(episode_play.Episode(scene.pool.name, record, seed),
-                                       (group, sample), limit)
+            live[group, sample] = Live(
+                episode_play.begun(scene.pool.name, table.records[prompt], seed), (group, sample),
+                limit)
     desk = Desk(scene, next(_SERIAL), live, dict.fromkeys(live))
     for _ in range(min(ahead, len(live))):
         _start(desk, next(iter(desk.queue)))
