@@ -245,9 +245,17 @@ def test_a_plain_text_opens_and_closes_no_tag(text):
     assert plain.replace("< ", "<").replace("[ ", "[") == text.replace("< ", "<").replace("[ ", "[")
 
 
-def test_a_call_that_is_not_closed_is_none():
+@given(st.text(alphabet="<>/calcx", max_size=60) | st.lists(st.sampled_from(
+    ["<calc>", "</calc>", "<", "1", "\n"]), max_size=12).map("".join))
+def test_calls_are_those_that_a_regular_expression_finds(text):
+    assert tool_calls.calls(text, "calc") == re.findall(r"<calc>(.*?)</calc>", text, re.DOTALL)
+
+
+def test_a_call_that_is_not_closed_is_none_and_many_take_no_time():
     assert tool_calls.calls("<calc>1<calc>2</calc> <calc>3", "calc") == ["1<calc>2"]
-    assert tool_calls.after_calls("a<calc>1</calc>b<calc>", "calc") == "ab<calc>"
+    begun = time.process_time()
+    assert tool_calls.calls("</calc>" + "<calc>" * 100_000, "calc") == []
+    assert time.process_time() - begun < 10  # each tag looked at once: minutes if all again
 
 
 @settings(max_examples=100, deadline=None)
