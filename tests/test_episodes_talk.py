@@ -180,6 +180,22 @@ def test_shaping_stands_apart_from_the_reward_and_by_turn(faulty):
         rewarded(samples, found, (("god", 1.0),))
 
 
+def test_the_answers_form_is_looked_for_in_the_last_turn_alone():
+    found = [episode_play.Episode("x", {}, 0, turns=tuple(
+        episode_play.Played(text, "", 0.0, False, {}, 0.0) for text in texts))
+        for texts in (["answer: 5\n", "5\n"], ["5\n", "answer: 5\n"])]
+    zeros = np.zeros(2, np.int32)
+    samples = types.Samples(
+        np.ones((2, 4), np.int32), np.ones((2, 4), bool), np.zeros((2, 4), np.float32), zeros + 4,
+        zeros == 0, zeros * 0.0, zeros * 0.0, zeros == 0, *[zeros] * 5)
+    weighed = parts.Weights(ready=(("format", 0.5),))
+    filled = episode_rewards.filled(
+        samples, found, ["".join(turn.text for turn in one.turns) for one in found],
+        episode_rewards.scores(found, weighed), weighed=weighed, overlong=config.Overlong(),
+        max_length=WIDTH)
+    assert filled.shaped.tolist() == [0.0, 0.5]
+
+
 def test_a_new_part_in_every_turn_makes_no_metric_without_end(caplog):
     found = [episode_play.Episode("x", {}, row, turns=tuple(
         episode_play.Played("", "", episodes.MOST, False, {f"p{row}_{at}": 1.0}, 0.0)

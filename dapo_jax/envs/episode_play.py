@@ -47,6 +47,11 @@ class Episode:
         return bool(self.turns) and self.turns[-1].done
 
     @property
+    def final(self) -> str:
+        """What the model wrote last: where an answer is looked for."""
+        return self.last_text or (self.turns[-1].text if self.turns else "")
+
+    @property
     def reward(self) -> float:
         """The sum of its turns' rewards."""
         return sum(turn.reward for turn in self.turns)

@@ -19,7 +19,7 @@ def texts(played: outcomes.Played) -> list[str]:
 
 def finals(played: outcomes.Played) -> list[str]:
     """What the model wrote last in each episode: where an answer is looked for."""
-    return [one.last_text or (one.turns[-1].text if one.turns else "") for one in played.episodes]
+    return [one.final for one in played.episodes]
 
 
 def metrics(rounds: Sequence[outcomes.Played]) -> dict[str, float]:
