@@ -65,7 +65,8 @@ def test_metrics_tell_of_turns_tools_failures_and_latency():
     found = episodes_log.metrics([played(GOOD, BAD, ends=("done", "failed")), played(GOOD)])
     wanted = {"turns/mean": 5 / 3, "turns/max": 2, "turns/calls": 1, "turns/tool_errors": 0,
               "invalid/env_error": 1, "invalid/kind_error": 1, "invalid/kind_timeout": 0,
-              "turns/ended_done": 2 / 3, "time/environment_p50": 0.2, "environment/retries": 4,
+              "turns/ended_done": 2 / 3, "time/environment_p50": 0.2,
+              "time/environment_p95": 0.3, "environment/retries": 4,
               "environment/refused": 2, "turns/reply_tokens": 1 / 3,
               "turns/cut": 2}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)

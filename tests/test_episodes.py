@@ -283,14 +283,13 @@ def test_a_breaker_agrees_with_a_loop(events, bound):  # one call at a time
 
 def test_rewards_that_the_model_did_not_earn_are_credited_to_none():  # B48
     turn = np.array([[0, 0, -1, -1, 1, 1]])
-    assert (turn != credit.OUTSIDE).tolist() == [[True, True, False, False, True, True]]
-    assert credit.at_last_token(np.array([0.5]), turn).tolist() == [[0, 0, 0, 0, 0, 0.5]]
-    cut = np.array([[0, 0, -1, -1], [-1, -1, -1, -1]])  # ends with the tool's text; nothing sampled
-    assert credit.at_last_token(np.array([2.0, 3.0]), cut).tolist() == [[0, 2, 0, 0], [0] * 4]
-    returns = credit.terminal(np.array([[0.25, 0.5]]), np.array([2]), 0.0)
-    assert credit.by_token(returns, turn).tolist() == [[0.75, 0.75, 0, 0, 0.75, 0.75]]
+    returns = credit.discounted(np.array([[0.25, 0.5]]), np.array([2]), 1.0)
+    assert credit.by_token(returns, turn).tolist() == [[0.75, 0.75, 0, 0, 0.5, 0.5]]
     with pytest.raises(ValueError, match="turns -1..1, but values of 1"):
         credit.by_token(np.zeros((1, 1), np.float32), turn)
+    for counted in (3, -1):
+        with pytest.raises(ValueError, match="turns, but rewards of 2"):
+            credit.discounted(np.zeros((1, 2), np.float32), np.array([counted]), 1.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -300,14 +299,11 @@ def test_discounted_credit_agrees_with_a_loop(seed, discount):
     rewards = rng.normal(size=(4, 5)).astype(np.float32)
     turns = rng.integers(0, 6, 4).astype(np.int32)
     found = credit.discounted(rewards, turns, discount)
-    whole = credit.terminal(rewards, turns, discount)
     for row in range(4):
         for at in range(5):
             right = sum(float(rewards[row, k]) * discount ** (k - at)
                         for k in range(at, turns[row]))
             assert found[row, at] == pytest.approx(right, abs=1e-6)
-            total = sum(float(reward) for reward in rewards[row, :turns[row]])
-            assert whole[row, at] == pytest.approx(total if at < turns[row] else 0, abs=1e-6)
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_valid_episodes():

@@ -231,8 +231,12 @@ def test_tokens_that_are_not_the_episodes_make_it_invalid(calculated, monkeypatc
         return samples
 
     monkeypatch.setitem(globals(), "serve", wrong)
-    _, found = played(calculated, [[[CALL, ANSWER], ["408\n"]]])
+    samples, found = played(calculated, [[[CALL, ANSWER], ["408\n"]]])
     assert [one.failure for one in found.episodes] == ["turn", ""]
+    assert found.ends == ("failed", "done") and samples.stopped.tolist() == [False, True]
+    filled, scores = rewarded(samples, found)  # neither paid nor learned, and counted
+    assert filled.valid.tolist() == [False, True] and filled.reward.tolist() == [0, 1]
+    assert scores.failures["turn"] == 1 and "not those of its turns" in scores.first_failure
 
 
 def test_seeds_are_of_step_group_and_sample(calculated):
