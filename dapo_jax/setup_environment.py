@@ -70,12 +70,10 @@ def judge(
             yield pool
         return
     own = cfg.environment
-    limits = episode_pool.Limits(own.workers, own.timeout, own.memory_mb, own.retries, own.backoff,
-                                 own.bound, own.pause)
     environment = environments.environment(own.name)
     environments.ready(environment)
     parts = episode_rewards.weights(weights, environment)
-    with episode_pool.open(own.name, limits) as pool:
+    with episode_pool.open(own.name, episode_pool.limits(vars(own))) as pool:
         yield episodes_talk.Scene(
             pool, _encoder(cfg, tokenizer), tokenizer.decode, parts, cfg.seed, turns=own.turns,
             turn_tokens=own.turn_tokens, seconds=own.seconds, by_turn=turns_credited(own),

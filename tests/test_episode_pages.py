@@ -9,10 +9,10 @@ import pytest
 import test_eval_page
 import test_report
 
-from dapo_jax import replay_episodes, report
-from dapo_jax.envs import calculator, episode_play, episodes
+from dapo_jax import config, replay_episodes, report
+from dapo_jax.envs import calculator, episode_play, episode_pool, episodes
 from dapo_jax.rollout import episodes_log, outcomes
-from dapo_jax.runtime import eval_page, run_files
+from dapo_jax.runtime import checkpoint, eval_page, run_files
 
 RECORD = {"prompt": "12*34=", "answer": "408", "level": "2"}
 NASTY = "</script><img src=x onerror=alert(1)>\u202e"
@@ -93,6 +93,22 @@ def test_a_log_is_played_again_and_what_differs_is_counted(tmp_path, capsys):
     assert "ready raised ZeroDivisionError: on purpose" in capsys.readouterr().err
     path.write_text('{"episode": {}}\n')
     assert replay_episodes.main([str(path)]) == 2 and f"{path}:1" in capsys.readouterr().err
+
+
+def test_a_log_is_played_again_under_the_limits_of_its_run(tmp_path):
+    path = tmp_path / "samples" / "step_000001.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(logged(GOOD)) + "\n")
+    assert [row.limits for row in replay_episodes.read(path)] == [episode_pool.Limits()]
+    own = config.Environment(workers=3, timeout=77.0, memory_mb=500, retries=1, backoff=0.5,
+                             bound=5, pause=4.0)
+    checkpoint.write_config(tmp_path, {"environment": vars(own)})
+    (row,) = replay_episodes.read(path)
+    assert vars(row.limits) == {name: getattr(own, name) for name in (
+        "workers", "timeout", "memory_mb", "retries", "backoff", "bound", "pause")}
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(config.ConfigError, match="config.json is no configuration of a run"):
+        replay_episodes.read(path)
 
 
 ROWS = [test_eval_page._row(0, "408", verdict="right", episode=logged(GOOD)["episode"]),
