@@ -25,7 +25,7 @@ from dapo_jax.text import tokenizer as tokenizers
 
 TRIED = 2  # episodes, of the first records, that are begun before anything is compiled
 TURNS = 2  # of each: the second has the state that the first returned
-AGAIN = 6  # more of them, where these fail: an environment may fail now and then
+AGAIN = 10  # more of them, where these fail: an environment may fail now and then
 
 LOG = logging.getLogger(__name__)
 
