@@ -5,6 +5,7 @@
 
 import collections
 import time
+import types as types_lib
 
 import numpy as np
 import pytest
@@ -243,6 +244,21 @@ def test_seeds_are_of_step_group_and_sample(calculated):
     _, found = played(calculated, [[["1\n"], ["1\n"]]], seed=9)
     assert [one.seed for one in found.episodes] == [
         episodes.seed(9, step=3, group=0, sample=sample) for sample in range(2)]
+
+
+def test_a_group_that_is_sampled_further_has_episodes_of_its_own():
+    """Samples 0 and 1 of group 7 were asked for before."""
+    pool = types_lib.SimpleNamespace(name="any")
+    shown = RECORD | {"demonstration": "408", "demonstration_segments": ()}
+    plan = types.Plan(np.zeros(2, int), np.zeros(2, int), np.array([7, 9]), np.array([2, 1]),
+                      first=np.array([2, 0]))
+    desk = episodes_talk.begin(
+        scene(pool, seed=5), plan, table=types.PromptTable((np.array([1]),), (shown,), ()), step=3,
+        limits=np.array([20, 30]), ahead=0)
+    found = {key: (live.episode.seed, live.limit) for key, live in desk.live.items()}
+    assert found == {key: (episodes.seed(5, step=3, group=key[0], sample=key[1]), limit)
+                     for key, limit in (((7, 2), 20), ((7, 3), 20), ((9, 0), 30))}
+    assert all(live.episode.record == RECORD for live in desk.live.values())  # nothing shown
 
 
 def test_a_look_takes_quick_answers_until_none_comes(monkeypatch):

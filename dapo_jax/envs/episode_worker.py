@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from dapo_jax.envs import environments, episodes, faults, parts, serving
@@ -50,9 +51,9 @@ def _serve(environment: episodes.Environment, request: tuple, timeout: float,
 
 def answer(environment: episodes.Environment, request: tuple) -> tuple[str, Any]:
     """The kind of what came of a request, and the value or message."""
-    name = environment.name
+    name, starts = environment.name, request[0] == "start"
     try:
-        if request[0] == "start":
+        if starts:
             return _started(name, environment.start(*request[1:]))
         return _stepped(name, environment.step(_state(request[1]), request[2]))
     except parts.NoScore as error:
@@ -62,9 +63,17 @@ def answer(environment: episodes.Environment, request: tuple) -> tuple[str, Any]
     except faults.UnusableRecord as error:
         return "record", str(error)
     except BaseException as error:  # sys.exit() in an environment costs its episode only
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frame = _frame(error, environment.start if starts else environment.step)
         reason = traceback.format_exception_only(error)[-1].strip()
         return "error", f"{name}: {frame.filename}:{frame.lineno}: {reason}"
+
+
+def _frame(error: BaseException, function: Callable) -> traceback.FrameSummary:
+    """Where an error came to be: the last place in the function's own file, else the last of all,
+    which may lie in a library that its author does not know."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return ([frame for frame in frames if frame.filename == own] or frames)[-1]
 
 
 def _started(name: str, found: Any) -> tuple[str, Any]:
