@@ -79,7 +79,7 @@ def test_the_context_limits_an_episode_by_its_prompts_length(monkeypatch, pool):
 
 
 def test_chaos_stalls_nothing_and_every_failure_is_counted(monkeypatch):
-    limits = episode_pool.Limits(workers=2, timeout=0.25, memory_mb=1000, bound=1000)
+    limits = episode_pool.Limits(workers=2, timeout=0.6, memory_mb=1000, bound=1000)
     scripts, begun = [[["1\n", "2\n"]] * 4] * 12, time.monotonic()
     with episode_pool.open("talk_environments:CHAOTIC", limits) as pool:
         one, _ = sampled(monkeypatch, talks.scene(pool, seconds=20.0), scripts)

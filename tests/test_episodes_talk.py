@@ -261,6 +261,44 @@ def test_a_group_that_is_sampled_further_has_episodes_of_its_own():
     assert all(live.episode.record == RECORD for live in desk.live.values())  # nothing shown
 
 
+def test_the_limit_of_waiting_is_of_all_turns_together(monkeypatch):
+    """Of 0.5 s two turns take 0.2 s each, while sampling takes hours; so the third has 0.1 s."""
+    clock, asked, answers = [0.0], [], []
+
+    def told(**value):
+        answers.append(episode_pool.Answer(asked.pop(), "done", value | {"state": ""}, 0.2, 1))
+
+    monkeypatch.setattr(episodes_talk, "time", types_lib.SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=None))
+    for name in ("start", "step"):
+        monkeypatch.setattr(episode_pool, name, lambda pool, ticket, **more: asked.append(ticket))
+    monkeypatch.setattr(episode_pool, "poll", lambda pool, seconds: [
+        answers.pop() for _ in range(len(answers))])
+    monkeypatch.setattr(episode_pool, "unanswered", lambda pool: len(answers))
+    zero = np.zeros(1, int)
+    desk = episodes_talk.begin(
+        scene(types_lib.SimpleNamespace(name="any"), seconds=0.5, turns=9),
+        types.Plan(zero, zero, zero, zero + 1), step=0, ahead=1, limits=np.array([WIDTH]),
+        table=types.PromptTable((np.array([1]),), (RECORD,), ()))
+    told(messages=episodes.told(RECORD["prompt"]))
+    talk, length = episodes_talk.talk(desk), 0
+    for turn in range(3):
+        clock[0] += 7200.0
+        talk.ended([turns.Ended(0, 0, 0, 0, turn, np.array([5, 6]), np.zeros(2), length + 2, True)])
+        length += 2 + len("so\n")
+        if turn < 2:
+            clock[0] += 0.2
+            told(reply="so\n", reward=1.0, done=False, parts={})
+            assert [one.over for one in talk.replies(0.0)] == [False]
+    clock[0] += 0.09
+    assert talk.replies(0.0) == []
+    clock[0] += 0.02
+    (reply,) = talk.replies(0.0)
+    (live,) = desk.live.values()
+    assert (reply.over, reply.valid, live.episode.failure) == (True, False, "timeout")
+    assert len(live.episode.turns) == 2 and talk.waiting() == 0
+
+
 def test_a_look_takes_quick_answers_until_none_comes(monkeypatch):
     answers = [episode_pool.Answer(("of an earlier round", at), "done", {}, 0.0, 1)
                for at in range(9)]
