@@ -140,6 +140,11 @@ def test_a_turn_has_its_own_limit_of_tokens(calculated):
     assert found.episodes[0].turns[0].text == "<calc>1+1</calc>xx"
     assert text_of(samples, 0) == "<calc>1+1</calc>xx<result>2</result>\n408\n"
     assert found.ends == ("done",) and found.episodes[0].reward == 1
+    assert found.cut.tolist() == [1] and samples.stopped.tolist() == [True]
+    samples, found = played(calculated, [[["408xxxxxxxxx"], ["4\n"]]], turn_tokens=3)
+    assert (found.ends, found.cut.tolist()) == (("done", "done"), [1, 0])
+    assert samples.stopped.tolist() == [True, True]  # the environment's end, no truncation
+    assert [one.reward for one in found.episodes] == [1, 0]
 
 
 def test_what_the_tool_wrote_is_not_scored(calculated):  # B48
@@ -297,6 +302,9 @@ def test_the_limit_of_waiting_is_of_all_turns_together(monkeypatch):
     (live,) = desk.live.values()
     assert (reply.over, reply.valid, live.episode.failure) == (True, False, "timeout")
     assert len(live.episode.turns) == 2 and talk.waiting() == 0
+    failed = live.episode
+    told(reply="so\n", reward=1.0, done=False, parts={})  # too late: the answer is nobody's
+    assert talk.replies(0.0) == [] and live.episode is failed
 
 
 def test_a_look_takes_quick_answers_until_none_comes(monkeypatch):
