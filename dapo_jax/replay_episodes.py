@@ -9,6 +9,7 @@ whose environment failed then before it began), first (what differs first). Exit
 any differ or fail, 2 if a file cannot be used.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -20,37 +21,58 @@ from dapo_jax.envs import environments, episode_play, episode_pool
 from dapo_jax.rollout import episodes_log
 
 
-def read(path: pathlib.Path) -> list[tuple[str, episode_play.Episode | None]]:
-    """Each row of a file of DIR/samples: where it stands and its episode, None if it has none;
-    ConfigError names the line at fault."""
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a file of DIR/samples."""
+
+    where: str  # file:line
+    episode: episode_play.Episode | None  # None: of one turn
+    limits: episode_pool.Limits  # the run's
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    """The rows of a file of DIR/samples; ConfigError names the line at fault."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise config.ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise config.ConfigError(f"{path} is no row of DIR/samples: it is not UTF-8") from error
-    found = []
+    limits, found = limits_of(path.resolve().parent.parent), []
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         try:
-            found.append((where, episodes_log.episode(json.loads(line))))
+            found.append(Row(where, episodes_log.episode(json.loads(line)), limits))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise config.ConfigError(f"{where} is no row of DIR/samples: {error!r}") from error
     return found
 
 
-def replay(rows: Sequence[tuple[str, episode_play.Episode | None]]) -> dict[str, Any]:
+def limits_of(workdir: pathlib.Path) -> episode_pool.Limits:
+    """How long a run let its environment work, and in how many processes; the defaults where its
+    config.json is not there any more. ConfigError: it is no configuration."""
+    path = workdir / "config.json"
+    if not path.is_file():
+        return episode_pool.Limits()
+    try:
+        return episode_pool.limits(json.loads(path.read_text(encoding="utf-8"))["environment"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise config.ConfigError(f"{path} is no configuration of a run: {error!r}") from error
+
+
+def replay(rows: Sequence[Row]) -> dict[str, Any]:
     """Play the episodes on their environments and compare; what the command prints."""
     result: dict[str, Any] = {"episodes": 0, "differing": 0, "failed": 0, "skipped": 0, "first": ""}
-    named: dict[str, list[tuple[str, episode_play.Episode]]] = {}
-    for where, one in rows:
-        if one is None or not one.messages:
+    named: dict[tuple[str, episode_pool.Limits], list[tuple[str, episode_play.Episode]]] = {}
+    for row in rows:
+        if row.episode is None or not row.episode.messages:
             result["skipped"] += 1
         else:
-            named.setdefault(one.environment, []).append((where, one))
-    for name, some in named.items():
+            played = named.setdefault((row.episode.environment, row.limits), [])
+            played.append((row.where, row.episode))
+    for (name, limits), some in named.items():
         environments.ready(environments.environment(name))
-        with episode_pool.open(name, episode_pool.Limits()) as pool:
+        with episode_pool.open(name, limits) as pool:
             found = episode_play.replay(pool, [one for _, one in some])
         result["episodes"] += found.compared
         result["differing"] += len(found.differing)

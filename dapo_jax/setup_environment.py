@@ -2,21 +2,32 @@
 them turn by turn."""
 
 import contextlib
-import time
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 
 from dapo_jax import config
-from dapo_jax.envs import crew, environments, episode_pool, episode_rewards, episodes
+from dapo_jax.envs import (
+    crew,
+    environments,
+    episode_play,
+    episode_pool,
+    episode_rewards,
+    episodes,
+)
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import collect, episodes_talk
 from dapo_jax.text import chat as chats
 from dapo_jax.text import replies
 from dapo_jax.text import tokenizer as tokenizers
 
-TRIED = 2  # records, the first ones, whose episodes are started before anything is compiled
+TRIED = 2  # episodes, of the first records, that are begun before anything is compiled
+TURNS = 2  # of each: the second has the state that the first returned
+AGAIN = 10  # more of them, where these fail: an environment may fail now and then
+
+LOG = logging.getLogger(__name__)
 
 
 def check(cfg: config.Config, tokenizer: tokenizers.Tokenizer) -> None:
@@ -59,12 +70,10 @@ def judge(
             yield pool
         return
     own = cfg.environment
-    limits = episode_pool.Limits(own.workers, own.timeout, own.memory_mb, own.retries, own.backoff,
-                                 own.bound, own.pause)
     environment = environments.environment(own.name)
     environments.ready(environment)
     parts = episode_rewards.weights(weights, environment)
-    with episode_pool.open(own.name, limits) as pool:
+    with episode_pool.open(own.name, episode_pool.limits(vars(own))) as pool:
         yield episodes_talk.Scene(
             pool, _encoder(cfg, tokenizer), tokenizer.decode, parts, cfg.seed, turns=own.turns,
             turn_tokens=own.turn_tokens, seconds=own.seconds, by_turn=turns_credited(own),
@@ -72,27 +81,58 @@ def judge(
 
 
 def try_out(scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]]) -> None:
-    """Start episodes of the first records, which waits for a worker.
+    """Play two turns of the first records' episodes, which waits for a worker.
 
-    ConfigError: one fails, or is told something else than its prompt, after which the model goes
-    on.
+    ConfigError: one is told something else than its prompt, after which the model goes on; or all
+    fail, further ones too. Of an environment that fails now and then, a line says so.
     """
-    count, pool = min(TRIED, len(records)), scene.pool
-    for place in range(count):
-        episode_pool.start(pool, place, record=dict(records[place]), seed=place)
-    limit = time.monotonic() + crew.START_SECONDS + scene.seconds
-    answers: list[episode_pool.Answer] = []
-    while len(answers) < count:
-        if time.monotonic() > limit:
-            raise config.ConfigError(f"environment {pool.name!r} did not start an episode in time")
-        answers += episode_pool.poll(pool, seconds=1.0)
-    for answer in answers:
-        if answer.kind != "done":
-            raise config.ConfigError(f"environment {pool.name!r} cannot start an episode of record "
-                                     f"{answer.ticket}: {answer.value}")
-        prompt = records[cast(int, answer.ticket)]["prompt"]
-        if answer.value["messages"] != episodes.told(prompt):
-            raise config.ConfigError(
-                f"environment {pool.name!r} begins with {answer.value['messages']!r:.200}, but the "
-                f"model goes on from the record's prompt, {prompt!r:.200}: make start tell "
-                "episodes.told(record['prompt']), and write what it tells into the records")
+    found = _played(scene, records, range(min(TRIED, len(records))))
+    if found and all(fault for fault, _ in found):
+        found += _played(scene, records, range(len(found), len(found) + AGAIN))
+    failed = [(fault, one) for fault, one in found if fault]
+    if failed and len(failed) == len(found):
+        raise config.ConfigError(f"environment {scene.pool.name!r} cannot play an episode, such as "
+                                 f"that of {failed[0][1].record['prompt']!r:.80}: {failed[0][0]}; "
+                                 "docs/environments.md says what it may return, and how to try it "
+                                 "without a model")
+    if failed:
+        LOG.warning("environment %r failed in %d of the %d episodes that were tried; first: %s",
+                    scene.pool.name, len(failed), len(found), failed[0][0])
+
+
+def _played(
+    scene: episodes_talk.Scene, records: Sequence[Mapping[str, Any]], places: Sequence[int]
+) -> list[tuple[str, episode_play.Episode]]:
+    """Two turns of an episode each, and what is wrong with them; empty if nothing."""
+    begun = [episode_play.begun(scene.pool.name, records[place % len(records)], place)
+             for place in places]
+
+    def text(at: int, one: episode_play.Episode) -> str:
+        """A model may write anything: here the answer, in every other episode nothing."""
+        return "" if places[at] % 2 else str(one.record.get("answer", ""))
+
+    limits = scene.pool.limits  # which end each call: this one is for what they do not reach
+    calls = (1 + TURNS) * len(places) * (limits.retries + 1)
+    found = episode_play.play(scene.pool, begun, text, turns=min(TURNS, scene.turns),
+                              seconds=crew.START_SECONDS + calls * limits.timeout)
+    if scene.pool.crew.closed:
+        raise config.ConfigError(f"environment {scene.pool.name!r} did not play in time")
+    return [(_fault(scene, one), one) for one in found]
+
+
+def _fault(scene: episodes_talk.Scene, one: episode_play.Episode) -> str:
+    """What is wrong with an episode that was tried; ConfigError: it begins with something else than
+    what the model goes on from."""
+    if one.messages and list(one.messages) != episodes.told(one.record["prompt"]):
+        raise config.ConfigError(
+            f"environment {scene.pool.name!r} begins with {list(one.messages)!r:.200}, but the "
+            f"model goes on from the record's prompt, {one.record['prompt']!r:.200}: make start "
+            "tell episodes.told(record['prompt']), and write what it tells into the records")
+    for turn in one.turns:
+        try:
+            told = turn.done or len(scene.encode(turn.reply, 0))
+        except ValueError as error:
+            return f"its reply cannot be told: {error}"
+        if not told:
+            return "Turn.reply is empty, but done is False"
+    return one.message

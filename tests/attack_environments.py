@@ -1,6 +1,7 @@
 """What environments should not do, by the text of a turn; tests/test_episode_attacks.py."""
 
 import ctypes
+import json
 import os
 import sys
 import time
@@ -36,7 +37,8 @@ FIELDS = {
     "object": {"reply": object()}, "named": {"parts": {"a\n": 1.0}}, "own": {"state": print},
     "local": {"state": lambda: None}, "not done": {"done": None}}
 DEEDS = {
-    "exit": lambda: sys.exit(3), "closed": lambda: os.closerange(3, 64),
+    "exit": lambda: sys.exit(3), "library": lambda: json.loads("{"),
+    "closed": lambda: os.closerange(3, 64),
     "fault": lambda: ctypes.string_at(0), "read": lambda: sys.stdin.read(),
     "loud": lambda: print("[\"done\", {}]\n" * 3000, flush=True),
     "stay": lambda: os.fork() or time.sleep(600)}

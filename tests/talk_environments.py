@@ -11,16 +11,17 @@ REPLIES = {"bad reply": "\u00e4", "empty": ""}
 
 
 def start(record, seed):
-    """The state is how many turns there were."""
+    """The state is how many turns there were, or what every turn is."""
     if record.get("late"):
         time.sleep(record["late"])
     told = record["prompt"] + ("?" if record.get("other") else "")
-    return 0, episodes.told(told)
+    return record.get("always", 0), episodes.told(told)
 
 
 def step(state, text):
     """A reward of 1 a turn; the text says what else happens."""
-    word = text.strip()
+    always = isinstance(state, str)
+    word = state if always else text.strip()
     if word == "raise":
         raise ZeroDivisionError("on purpose")
     if word == "die":
@@ -29,8 +30,9 @@ def step(state, text):
         time.sleep(1000)
     if word == "nan":
         return episodes.Turn("", float("nan"), False)
-    return episodes.Turn(REPLIES.get(word, "so\n"), 1.0, word == "end", state + 1,
-                         {"good": float(word == "a")})
+    after = state if always else state + 1
+    return episodes.Turn(REPLIES.get(word, "so\n"), 1.0, word == "end",
+                         None if word == "forget" else after, {"good": float(word == "a")})
 
 
 FAULTY = episodes.Environment("faulty", start, step, parts=("good",))

@@ -1,13 +1,16 @@
 """Whatever an environment does costs its own episode at most, is counted, and earns nothing."""
 
 import copy
+import inspect
 
+import attack_environments
 import numpy as np
 import pytest
 
 from dapo_jax.envs import episode_play, episode_pool, episode_rewards, episodes, parts
 
 RECORD = {"prompt": "x", "answer": "1"}
+LINE = 1 + inspect.getsource(attack_environments).partition('json.loads("{")')[0].count("\n")
 # What is done in the only turn: the kind of the failure and words of its message.
 TURNS = {
     "numpy": ("", ""), "own": ("", ""), "read": ("", ""), "loud": ("", ""), "stay": ("", ""),
@@ -17,7 +20,9 @@ TURNS = {
     "object": ("turn", "Turn.reply is of type object, not a text"),
     "endless": ("turn", "Turn.reward = inf"), "large": ("turn", "Turn.reward = -1000"),
     "word": ("turn", "Turn.reward = '1'"), "named": ("turn", "Turn.parts"),
-    "not done": ("turn", "Turn.done = None"), "local": ("error", "pickle"),
+    "not done": ("turn", "Turn.done = None"),
+    "local": ("turn", "attacks: step returned a state that cannot be pickled: "),
+    "library": ("error", f"attack_environments.py:{LINE}: json.decoder.JSONDecodeError: Expecting"),
     "exit": ("error", "SystemExit: 3"), "closed": ("ended", "its worker ended with status"),
     "fault": ("ended", "its worker ended with status -11")}
 STARTS = {"object": ("turn", "all of them texts"), "half": ("turn", "half of a surrogate pair"),

@@ -9,10 +9,10 @@ import pytest
 import test_eval_page
 import test_report
 
-from dapo_jax import replay_episodes, report
-from dapo_jax.envs import calculator, episode_play, episodes
-from dapo_jax.rollout import episodes_log, episodes_talk
-from dapo_jax.runtime import eval_page, run_files
+from dapo_jax import config, replay_episodes, report
+from dapo_jax.envs import calculator, episode_play, episode_pool, episodes
+from dapo_jax.rollout import episodes_log, outcomes
+from dapo_jax.runtime import checkpoint, eval_page, run_files
 
 RECORD = {"prompt": "12*34=", "answer": "408", "level": "2"}
 NASTY = "</script><img src=x onerror=alert(1)>\u202e"
@@ -32,9 +32,9 @@ def calculated(texts, *, seed=3, record=RECORD):
 
 
 def played(*found, ends=None):
-    return episodes_talk.Played(
+    return outcomes.Played(
         found, tuple(ends or ("done",) * len(found)), np.arange(len(found), dtype=np.int32),
-        np.array([0.1, 0.2, 0.3]), retries=2, refused=1)
+        np.full(len(found), 2, np.int32), np.array([0.1, 0.2, 0.3]), retries=2, refused=1)
 
 
 GOOD = calculated(["<calc>12*34</calc>\n", "408\n"])
@@ -65,8 +65,10 @@ def test_metrics_tell_of_turns_tools_failures_and_latency():
     found = episodes_log.metrics([played(GOOD, BAD, ends=("done", "failed")), played(GOOD)])
     wanted = {"turns/mean": 5 / 3, "turns/max": 2, "turns/calls": 1, "turns/tool_errors": 0,
               "invalid/env_error": 1, "invalid/kind_error": 1, "invalid/kind_timeout": 0,
-              "turns/ended_done": 2 / 3, "time/environment_p50": 0.2, "environment/retries": 4,
-              "environment/refused": 2, "turns/reply_tokens": 1 / 3}
+              "turns/ended_done": 2 / 3, "time/environment_p50": 0.2,
+              "time/environment_p95": 0.3, "environment/retries": 4,
+              "environment/refused": 2, "turns/reply_tokens": 1 / 3,
+              "turns/cut": 2}
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
     assert {f"invalid/kind_{kind}" for kind in episodes.FAILURES} <= set(found)
 
@@ -91,6 +93,22 @@ def test_a_log_is_played_again_and_what_differs_is_counted(tmp_path, capsys):
     assert "ready raised ZeroDivisionError: on purpose" in capsys.readouterr().err
     path.write_text('{"episode": {}}\n')
     assert replay_episodes.main([str(path)]) == 2 and f"{path}:1" in capsys.readouterr().err
+
+
+def test_a_log_is_played_again_under_the_limits_of_its_run(tmp_path):
+    path = tmp_path / "samples" / "step_000001.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(logged(GOOD)) + "\n")
+    assert [row.limits for row in replay_episodes.read(path)] == [episode_pool.Limits()]
+    own = config.Environment(workers=3, timeout=77.0, memory_mb=500, retries=1, backoff=0.5,
+                             bound=5, pause=4.0)
+    checkpoint.write_config(tmp_path, {"environment": vars(own)})
+    (row,) = replay_episodes.read(path)
+    assert vars(row.limits) == {name: getattr(own, name) for name in (
+        "workers", "timeout", "memory_mb", "retries", "backoff", "bound", "pause")}
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(config.ConfigError, match="config.json is no configuration of a run"):
+        replay_episodes.read(path)
 
 
 ROWS = [test_eval_page._row(0, "408", verdict="right", episode=logged(GOOD)["episode"]),

@@ -52,8 +52,10 @@ def test_an_episode_is_played_turn_by_turn(hostile):
     ("raise", "error", "hostile_environments.py:32: ZeroDivisionError: on purpose"),
     ("die", "ended", "its worker ended with status 3"), ("hang", "timeout", "within 3 s"),
     ("hog", "memory", "more memory"), ("print", "", ""), ("fork", "", ""),
-    ("nan", "turn", "no finite number"), ("text", "turn", "returned a str, not a Turn"),
-    ("lambda", "error", "pickle"), ("huge", "turn", "a state of 1048")])
+    ("nan", "turn", "no finite number"),
+    ("text", "turn", "hostile: step returned a str, not a Turn"),
+    ("lambda", "turn", "hostile: step returned a state that cannot be pickled: "),
+    ("huge", "turn", "hostile: step returned a state of 1048")])
 def test_only_the_episode_at_fault_fails_and_says_how(hostile, text, kind, message):
     before = hostile.failures[kind]
     scripts = [["a", "b", "end"], ["a", text, "end"], ["a", "b", "c", "end"]]

@@ -22,7 +22,7 @@ def pool():
         yield opened
 
 
-def sampled(monkeypatch, scene, scripts, **changes):
+def sampled(monkeypatch, scene, scripts, *, context=0, **changes):
     """A round whose model writes these texts: a group for each entry."""
     def sample(engine_, params, plan, *, table, root, step, talk):
         return types_lib.SimpleNamespace(samples=talks.serve(talk, plan, scripts),
@@ -30,8 +30,8 @@ def sampled(monkeypatch, scene, scripts, **changes):
 
     monkeypatch.setattr(talking, "sample", sample)
     device = types_lib.SimpleNamespace(
-        sampling=types_lib.SimpleNamespace(max_new_tokens=talks.WIDTH), max_context=0, slots=(2,),
-        rows=1)
+        sampling=types_lib.SimpleNamespace(max_new_tokens=talks.WIDTH), max_context=context,
+        slots=(2,), rows=1)
     ids = np.arange(len(scripts), dtype=np.int32)
     table = types.PromptTable((np.array([1]),), ({"prompt": "x", "answer": "1"},), ())
     source = collect.Source(device, None, table, talks.TOKENIZER, scene, config.Overlong(),
@@ -66,8 +66,20 @@ def test_a_group_with_fewer_than_two_valid_episodes_is_invalid_and_counted(monke
     assert sum(one.scores.failures.values()) == 3
 
 
+def test_the_context_limits_an_episode_by_its_prompts_length(monkeypatch, pool):  # B47
+    """A prompt of one token; a turn, what it is told and a turn are 2 + 3 + 2 tokens."""
+    scripts = [[["a\n"] * 4, ["a\n", "end\n"], ["a\n", "endless"]]]
+    ends = {context: sampled(monkeypatch, talks.scene(pool), scripts, context=context)[0]
+            for context in (6, 7, 10, 13)}
+    assert ends[6].played.ends == ("tokens",) * 3  # 5 tokens leave none for a second turn
+    assert ends[7].samples.length.tolist() == [6] * 3  # and 6 leave one
+    assert ends[10].played.ends == ("tokens", "done", "tokens")
+    assert ends[10].samples.stopped.tolist() == [False, True, False]
+    assert ends[13].samples.length.tolist()[1:] == [9, 12]
+
+
 def test_chaos_stalls_nothing_and_every_failure_is_counted(monkeypatch):
-    limits = episode_pool.Limits(workers=2, timeout=0.25, memory_mb=1000, bound=1000)
+    limits = episode_pool.Limits(workers=2, timeout=0.6, memory_mb=1000, bound=1000)
     scripts, begun = [[["1\n", "2\n"]] * 4] * 12, time.monotonic()
     with episode_pool.open("talk_environments:CHAOTIC", limits) as pool:
         one, _ = sampled(monkeypatch, talks.scene(pool, seconds=20.0), scripts)

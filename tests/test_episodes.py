@@ -4,6 +4,8 @@ import dataclasses
 import fractions
 import math
 import re
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -12,12 +14,14 @@ from hypothesis import strategies as st
 
 from dapo_jax import config
 from dapo_jax.envs import (
+    base,
     breaker,
     calculator,
     environments,
     episodes,
     exact_sums,
     guess_number,
+    imports,
     python_tool,
     tool_calls,
 )
@@ -209,6 +213,21 @@ def test_a_module_that_cannot_be_imported_is_refused_in_words(tmp_path, monkeypa
         environments.environment("broken_game:X")
 
 
+@pytest.mark.parametrize("find", [environments.environment, base.resolve_reward])
+def test_a_module_whose_import_hangs_is_refused_in_time(tmp_path, monkeypatch, find):
+    """It even catches the first interruption, as a download that is tried again does."""
+    (tmp_path / "hanging_game.py").write_text(
+        "import time\ntry:\n    time.sleep(100)\nexcept OSError:\n    time.sleep(100)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(imports, "SECONDS", 0.05)
+    begun, before = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    with pytest.raises(config.ConfigError, match="'hanging_game'.*: its import is not over after"):
+        find("hanging_game:X")
+    assert time.monotonic() - begun < 50
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
 def test_an_environment_is_found_by_name_or_refused_with_near_names():
     assert environments.environment("calculator") is calculator.ENVIRONMENT
     assert environments.environment("dapo_jax.envs.guess_number:ENVIRONMENT").name == "guess_number"
@@ -226,9 +245,17 @@ def test_a_plain_text_opens_and_closes_no_tag(text):
     assert plain.replace("< ", "<").replace("[ ", "[") == text.replace("< ", "<").replace("[ ", "[")
 
 
-def test_a_call_that_is_not_closed_is_none():
+@given(st.text(alphabet="<>/calcx", max_size=60) | st.lists(st.sampled_from(
+    ["<calc>", "</calc>", "<", "1", "\n"]), max_size=12).map("".join))
+def test_calls_are_those_that_a_regular_expression_finds(text):
+    assert tool_calls.calls(text, "calc") == re.findall(r"<calc>(.*?)</calc>", text, re.DOTALL)
+
+
+def test_a_call_that_is_not_closed_is_none_and_many_take_no_time():
     assert tool_calls.calls("<calc>1<calc>2</calc> <calc>3", "calc") == ["1<calc>2"]
-    assert tool_calls.after_calls("a<calc>1</calc>b<calc>", "calc") == "ab<calc>"
+    begun = time.process_time()
+    assert tool_calls.calls("</calc>" + "<calc>" * 100_000, "calc") == []
+    assert time.process_time() - begun < 10  # each tag looked at once: minutes if all again
 
 
 @settings(max_examples=100, deadline=None)
@@ -256,14 +283,13 @@ def test_a_breaker_agrees_with_a_loop(events, bound):  # one call at a time
 
 def test_rewards_that_the_model_did_not_earn_are_credited_to_none():  # B48
     turn = np.array([[0, 0, -1, -1, 1, 1]])
-    assert (turn != credit.OUTSIDE).tolist() == [[True, True, False, False, True, True]]
-    assert credit.at_last_token(np.array([0.5]), turn).tolist() == [[0, 0, 0, 0, 0, 0.5]]
-    cut = np.array([[0, 0, -1, -1], [-1, -1, -1, -1]])  # ends with the tool's text; nothing sampled
-    assert credit.at_last_token(np.array([2.0, 3.0]), cut).tolist() == [[0, 2, 0, 0], [0] * 4]
-    returns = credit.terminal(np.array([[0.25, 0.5]]), np.array([2]), 0.0)
-    assert credit.by_token(returns, turn).tolist() == [[0.75, 0.75, 0, 0, 0.75, 0.75]]
+    returns = credit.discounted(np.array([[0.25, 0.5]]), np.array([2]), 1.0)
+    assert credit.by_token(returns, turn).tolist() == [[0.75, 0.75, 0, 0, 0.5, 0.5]]
     with pytest.raises(ValueError, match="turns -1..1, but values of 1"):
         credit.by_token(np.zeros((1, 1), np.float32), turn)
+    for counted in (3, -1):
+        with pytest.raises(ValueError, match="turns, but rewards of 2"):
+            credit.discounted(np.zeros((1, 2), np.float32), np.array([counted]), 1.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -273,14 +299,11 @@ def test_discounted_credit_agrees_with_a_loop(seed, discount):
     rewards = rng.normal(size=(4, 5)).astype(np.float32)
     turns = rng.integers(0, 6, 4).astype(np.int32)
     found = credit.discounted(rewards, turns, discount)
-    whole = credit.terminal(rewards, turns, discount)
     for row in range(4):
         for at in range(5):
             right = sum(float(rewards[row, k]) * discount ** (k - at)
                         for k in range(at, turns[row]))
             assert found[row, at] == pytest.approx(right, abs=1e-6)
-            total = sum(float(reward) for reward in rewards[row, :turns[row]])
-            assert whole[row, at] == pytest.approx(total if at < turns[row] else 0, abs=1e-6)
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_valid_episodes():

@@ -5,6 +5,7 @@
 
 import collections
 import time
+import types as types_lib
 
 import numpy as np
 import pytest
@@ -139,6 +140,11 @@ def test_a_turn_has_its_own_limit_of_tokens(calculated):
     assert found.episodes[0].turns[0].text == "<calc>1+1</calc>xx"
     assert text_of(samples, 0) == "<calc>1+1</calc>xx<result>2</result>\n408\n"
     assert found.ends == ("done",) and found.episodes[0].reward == 1
+    assert found.cut.tolist() == [1] and samples.stopped.tolist() == [True]
+    samples, found = played(calculated, [[["408xxxxxxxxx"], ["4\n"]]], turn_tokens=3)
+    assert (found.ends, found.cut.tolist()) == (("done", "done"), [1, 0])
+    assert samples.stopped.tolist() == [True, True]  # the environment's end, no truncation
+    assert [one.reward for one in found.episodes] == [1, 0]
 
 
 def test_what_the_tool_wrote_is_not_scored(calculated):  # B48
@@ -180,6 +186,22 @@ def test_shaping_stands_apart_from_the_reward_and_by_turn(faulty):
         rewarded(samples, found, (("god", 1.0),))
 
 
+def test_the_answers_form_is_looked_for_in_the_last_turn_alone():
+    found = [episode_play.Episode("x", {}, 0, turns=tuple(
+        episode_play.Played(text, "", 0.0, False, {}, 0.0) for text in texts))
+        for texts in (["answer: 5\n", "5\n"], ["5\n", "answer: 5\n"])]
+    zeros = np.zeros(2, np.int32)
+    samples = types.Samples(
+        np.ones((2, 4), np.int32), np.ones((2, 4), bool), np.zeros((2, 4), np.float32), zeros + 4,
+        zeros == 0, zeros * 0.0, zeros * 0.0, zeros == 0, *[zeros] * 5)
+    weighed = parts.Weights(ready=(("format", 0.5),))
+    filled = episode_rewards.filled(
+        samples, found, ["".join(turn.text for turn in one.turns) for one in found],
+        episode_rewards.scores(found, weighed), weighed=weighed, overlong=config.Overlong(),
+        max_length=WIDTH)
+    assert filled.shaped.tolist() == [0.0, 0.5]
+
+
 def test_a_new_part_in_every_turn_makes_no_metric_without_end(caplog):
     found = [episode_play.Episode("x", {}, row, turns=tuple(
         episode_play.Played("", "", episodes.MOST, False, {f"p{row}_{at}": 1.0}, 0.0)
@@ -215,14 +237,74 @@ def test_tokens_that_are_not_the_episodes_make_it_invalid(calculated, monkeypatc
         return samples
 
     monkeypatch.setitem(globals(), "serve", wrong)
-    _, found = played(calculated, [[[CALL, ANSWER], ["408\n"]]])
+    samples, found = played(calculated, [[[CALL, ANSWER], ["408\n"]]])
     assert [one.failure for one in found.episodes] == ["turn", ""]
+    assert found.ends == ("failed", "done") and samples.stopped.tolist() == [False, True]
+    filled, scores = rewarded(samples, found)  # neither paid nor learned, and counted
+    assert filled.valid.tolist() == [False, True] and filled.reward.tolist() == [0, 1]
+    assert scores.failures["turn"] == 1 and "not those of its turns" in scores.first_failure
 
 
 def test_seeds_are_of_step_group_and_sample(calculated):
     _, found = played(calculated, [[["1\n"], ["1\n"]]], seed=9)
     assert [one.seed for one in found.episodes] == [
         episodes.seed(9, step=3, group=0, sample=sample) for sample in range(2)]
+
+
+def test_a_group_that_is_sampled_further_has_episodes_of_its_own():
+    """Samples 0 and 1 of group 7 were asked for before."""
+    pool = types_lib.SimpleNamespace(name="any")
+    shown = RECORD | {"demonstration": "408", "demonstration_segments": ()}
+    plan = types.Plan(np.zeros(2, int), np.zeros(2, int), np.array([7, 9]), np.array([2, 1]),
+                      first=np.array([2, 0]))
+    desk = episodes_talk.begin(
+        scene(pool, seed=5), plan, table=types.PromptTable((np.array([1]),), (shown,), ()), step=3,
+        limits=np.array([20, 30]), ahead=0)
+    found = {key: (live.episode.seed, live.limit) for key, live in desk.live.items()}
+    assert found == {key: (episodes.seed(5, step=3, group=key[0], sample=key[1]), limit)
+                     for key, limit in (((7, 2), 20), ((7, 3), 20), ((9, 0), 30))}
+    assert all(live.episode.record == RECORD for live in desk.live.values())  # nothing shown
+
+
+def test_the_limit_of_waiting_is_of_all_turns_together(monkeypatch):
+    """Of 0.5 s two turns take 0.2 s each, while sampling takes hours; so the third has 0.1 s."""
+    clock, asked, answers = [0.0], [], []
+
+    def told(**value):
+        answers.append(episode_pool.Answer(asked.pop(), "done", value | {"state": ""}, 0.2, 1))
+
+    monkeypatch.setattr(episodes_talk, "time", types_lib.SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=None))
+    for name in ("start", "step"):
+        monkeypatch.setattr(episode_pool, name, lambda pool, ticket, **more: asked.append(ticket))
+    monkeypatch.setattr(episode_pool, "poll", lambda pool, seconds: [
+        answers.pop() for _ in range(len(answers))])
+    monkeypatch.setattr(episode_pool, "unanswered", lambda pool: len(answers))
+    zero = np.zeros(1, int)
+    desk = episodes_talk.begin(
+        scene(types_lib.SimpleNamespace(name="any"), seconds=0.5, turns=9),
+        types.Plan(zero, zero, zero, zero + 1), step=0, ahead=1, limits=np.array([WIDTH]),
+        table=types.PromptTable((np.array([1]),), (RECORD,), ()))
+    told(messages=episodes.told(RECORD["prompt"]))
+    talk, length = episodes_talk.talk(desk), 0
+    for turn in range(3):
+        clock[0] += 7200.0
+        talk.ended([turns.Ended(0, 0, 0, 0, turn, np.array([5, 6]), np.zeros(2), length + 2, True)])
+        length += 2 + len("so\n")
+        if turn < 2:
+            clock[0] += 0.2
+            told(reply="so\n", reward=1.0, done=False, parts={})
+            assert [one.over for one in talk.replies(0.0)] == [False]
+    clock[0] += 0.09
+    assert talk.replies(0.0) == []
+    clock[0] += 0.02
+    (reply,) = talk.replies(0.0)
+    (live,) = desk.live.values()
+    assert (reply.over, reply.valid, live.episode.failure) == (True, False, "timeout")
+    assert len(live.episode.turns) == 2 and talk.waiting() == 0
+    failed = live.episode
+    told(reply="so\n", reward=1.0, done=False, parts={})  # too late: the answer is nobody's
+    assert talk.replies(0.0) == [] and live.episode is failed
 
 
 def test_a_look_takes_quick_answers_until_none_comes(monkeypatch):

@@ -1,5 +1,7 @@
 """Strategies that choose samples, against brute force and plain loops."""
 
+import collections
+import dataclasses
 import itertools
 
 import numpy as np
@@ -87,8 +89,25 @@ def test_distances_count_runs_of_tokens_as_a_plain_loop_does():
     texts = [list(row[:n]) for row, n in zip(tokens, length)]
     for longest in (1, 2, 4):
         wanted = [[reference.ngram_distance(a, b, longest) for b in texts] for a in texts]
-        got = diverse.ngram_distances(tokens.astype(np.int32), length, longest=longest)
+        got = diverse.ngram_distances(tokens.astype(np.int32), np.arange(6) < length[:, None],
+                                      longest=longest)
         np.testing.assert_allclose(got, wanted, atol=1e-9)
+
+
+def test_what_an_environment_told_is_in_no_run_and_runs_do_not_go_over_it():
+    rng = np.random.default_rng(0)
+    tokens, own = rng.integers(0, 3, (6, 9)), rng.random((6, 9)) < 0.7
+    own[:, 0] = True
+    turns = [[[int(token) for _, token in run] for mine, run in itertools.groupby(
+        zip(mask, row), key=lambda pair: pair[0]) if mine] for mask, row in zip(own, tokens)]
+    features = [collections.Counter(
+        tuple(turn[at:at + order]) for turn in said for order in (1, 2, 3)
+        for at in range(len(turn) - order + 1)) for said in turns]
+    norms = [sum(count ** 2 for count in one.values()) ** 0.5 for one in features]
+    wanted = [[sum((one[run] / n - other[run] / m) ** 2 for run in one | other)
+               for other, m in zip(features, norms)] for one, n in zip(features, norms)]
+    got = diverse.ngram_distances(tokens, own, longest=3)
+    np.testing.assert_allclose(got, wanted, atol=1e-9)
 
 
 def test_runs_longer_than_the_completions_are_not_looked_for(monkeypatch):
@@ -96,7 +115,7 @@ def test_runs_longer_than_the_completions_are_not_looked_for(monkeypatch):
     monkeypatch.setattr(diverse, "_runs", lambda *of: looked.append(of[2]) or runs(*of))
     tokens = np.random.default_rng(0).integers(0, 3, (5, 4))
     for longest in (4, 2000):
-        got = diverse.ngram_distances(tokens, np.full(5, 4), longest=longest)
+        got = diverse.ngram_distances(tokens, np.ones((5, 4), bool), longest=longest)
         wanted = [[reference.ngram_distance(a, b, 4) for b in tokens.tolist()]
                   for a in tokens.tolist()]
         np.testing.assert_allclose(got, wanted, atol=1e-9)
@@ -125,6 +144,9 @@ def test_repeats_are_left_out_and_the_odd_one_is_found():
     kept = [texts[row] for row in select.diverse(samples, KEY, count=2, ngram=2)]
     assert [9, 8, 7, 6] in kept and len(kept) == 2
     assert len(select.diverse(samples, KEY, count=5, ngram=2)) == 3  # distinct ones
+    told = dataclasses.replace(made([0] * 3, tokens=[[1, 9, 2], [1, 8, 2], [1, 7, 2]]),
+                               loss_mask=np.array([[True, False, True]] * 3))
+    assert len(select.diverse(told, KEY, count=3, ngram=2)) == 1  # the policy said the same
 
 
 # A state by tokens, of a policy that sees the order of the first two only.

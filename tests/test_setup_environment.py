@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import runs
@@ -144,5 +145,30 @@ def test_an_environment_starts_at_once_and_tells_the_prompt():
         setup_environment.try_out(scene, [{"prompt": "x"}] * 3)
         with pytest.raises(config.ConfigError, match="make start tell episodes.told"):
             setup_environment.try_out(scene, [{"prompt": "x", "other": True}])
-        with pytest.raises(config.ConfigError, match="cannot start .* record 0: .*TypeError"):
+        with pytest.raises(config.ConfigError, match="cannot play an episode.* 'x': .*TypeError"):
             setup_environment.try_out(scene, [{"prompt": "x", "late": "a"}])
+
+
+@pytest.fixture(scope="module")
+def tried():
+    cfg = configured(**{"environment.name": "talk_environments:FAULTY",
+                        "environment.memory_mb": 1000, "environment.bound": 1000})
+    with setup_environment.judge(cfg, plain.characters(ALPHABET), "") as scene:
+        yield scene
+
+
+@pytest.mark.parametrize("text, words", [
+    ("raise", "faulty: .*talk_environments.py:26: ZeroDivisionError: on purpose"),
+    ("nan", "faulty: Turn.reward = nan is no finite number"),
+    ("bad reply", "its reply cannot be told: .*ä.* add it to config.tokenizer.alphabet"),
+    ("empty", "Turn.reply is empty, but done is False"), ("die", "its worker ended with status 3"),
+    ("forget", "TypeError: unsupported operand")])  # in the second turn: the first has no state
+def test_an_environment_is_refused_if_all_episodes_fail_that_are_tried(tried, caplog, text, words):
+    always = [{"prompt": "x", "answer": text, "always": text}]
+    with pytest.raises(config.ConfigError, match=f"'talk_environments:FAULTY' cannot .*{words}"):
+        setup_environment.try_out(tried, always)
+    assert not caplog.records
+    setup_environment.try_out(tried, [{"prompt": "x", "answer": text}] * 2)  # not to an empty text
+    (line,) = caplog.records
+    assert re.search("failed in 1 of the 2 episodes that were tried; first: .*" + words,
+                     line.getMessage())

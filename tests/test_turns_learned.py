@@ -60,9 +60,26 @@ def test_what_the_tool_wrote_changes_neither_loss_nor_gradient(preset):  # B48
         jax.tree.map(np.testing.assert_array_equal, metrics, more)
 
 
+def test_of_a_response_only_what_the_model_wrote_is_counted_and_credited():  # B48
+    """Model [11, 12], tool [90, 91], model [13, 2]; beside one of a single turn, half as good."""
+    made = hand_made([[11, 12, 90, 91, 13, 2], [17, 2]], group=[0] * 2, reward=[1, 0.5], width=6)
+    mask = made.loss_mask & (made.tokens < 90)
+    assert mask.tolist() == [[True, True, False, False, True, True], [True] * 2 + [False] * 4]
+    made = dataclasses.replace(made, loss_mask=mask)
+    batch = prepared(made, dataclasses.replace(algorithms.dapo(), advantage="dr_grpo"))
+    for row, own in ((0, 11), (1, 17)):
+        (at,) = np.flatnonzero(batch.tokens[0, :, 0] == own)
+        weights, values = batch.weights[0, at, :6], batch.advantages[0, at]
+        np.testing.assert_allclose(weights, mask[row] / (4 + 2), rtol=1e-6)  # not 6 + 2
+        credited = weights * np.broadcast_to(values, (WIDTH,))[:6]
+        np.testing.assert_allclose(credited, mask[row] / 6 * (0.25, -0.25)[row], rtol=1e-6)
+
+
 def test_a_sample_cut_off_is_masked_in_every_turn():  # B48
     cut = samples(stopped=np.array([True, False, True, True]))
     batch = prepared(cut, dataclasses.replace(algorithms.dapo(), mask_overlong=True))
+    assert (batch.weights > 0).sum() == 4 + 2 + 3
+    np.testing.assert_allclose(batch.weights[batch.weights > 0], 1 / 9, rtol=1e-6)
     kept = [row for row, one in enumerate(ROWS) if row != 1]
     found = {int(row[0]): int((weight > 0).sum())
              for row, weight in zip(batch.tokens[0], batch.weights[0]) if weight.any()}

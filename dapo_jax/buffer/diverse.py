@@ -9,15 +9,16 @@ _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no token is lost modulo 2^64
 _SALT = 0xD1B54A32D192ED03
 
 
-def ngram_distances(tokens: np.ndarray, length: np.ndarray, *, longest: int) -> np.ndarray:
-    """Squared distances f64[m, m] between completions i32[m, T] of `length` i32[m] tokens.
+def ngram_distances(tokens: np.ndarray, own: np.ndarray, *, longest: int) -> np.ndarray:
+    """Squared distances f64[m, m] between completions i32[m, T] whose `own` bool[m, T] tokens the
+    policy drew; what an environment told is not looked at.
 
     A completion's features are how often each run of 1 to `longest` tokens occurs in it, scaled to
     norm 1; so 0 means the same counts up to a factor, 2 that no token is shared.
     """
     rows, runs = [], []
     for order in range(1, min(longest, tokens.shape[1]) + 1):
-        row, run = _runs(tokens, length, order)
+        row, run = _runs(tokens, own, order)
         rows.append(row)
         runs.append(run)
     names, column = np.unique(np.concatenate(runs), return_inverse=True)
@@ -40,16 +41,18 @@ def _between_units(rows: np.ndarray) -> np.ndarray:
     return np.maximum(np.add.outer(*[(unit ** 2).sum(axis=1)] * 2) - 2 * unit @ unit.T, 0)
 
 
-def _runs(tokens: np.ndarray, length: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row i64[k] and hash u64[k] of every run of `order` tokens within its completion."""
+def _runs(tokens: np.ndarray, own: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row i64[k] and hash u64[k] of every run of `order` own tokens that follow one another."""
     places = max(tokens.shape[1] - order + 1, 0)
     # Runs of different order begin at values far apart: small ones would meet after the xor.
     value = np.full((len(tokens), places), order, np.uint64) * np.uint64(_SALT)
+    within = np.ones(value.shape, bool)
     for offset in range(order):
+        within &= own[:, offset:offset + places]
         token = tokens[:, offset:offset + places].astype(np.uint64)
         value = (value ^ (token + np.uint64(1))) * np.uint64(_MULTIPLIER)
         value ^= value >> np.uint64(29)
-    row, place = np.nonzero(np.arange(places) + order <= length[:, None])
+    row, place = np.nonzero(within)
     return row, value[row, place]
 
 

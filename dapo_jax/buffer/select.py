@@ -106,7 +106,7 @@ def diverse(samples: types.Samples, key: Key, *, count: int, ngram: int) -> np.n
     """
     return _of_each_group(samples, key, functools.partial(
         _apart, count=count, distances=lambda rows: far.ngram_distances(
-            samples.tokens[rows], samples.length[rows], longest=ngram)))
+            samples.tokens[rows], samples.loss_mask[rows], longest=ngram)))
 
 
 def diverse_states(

@@ -2,12 +2,11 @@
 
 import dataclasses
 import hashlib
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo_jax import config
-from dapo_jax.envs import templates
+from dapo_jax.envs import imports, templates
 
 HELD_OUT = 5  # one in so many problems that are drawn belongs to eval
 # prompt (text or chat messages), answer (text); optional: demonstration (text), level
@@ -60,7 +59,7 @@ def resolve_reward(dotted: str) -> Callable[[str, Mapping[str, Any]], Any]:
     if not module_name or not name:
         raise config.ConfigError(f"reward {dotted!r} is not of the form 'module:function'")
     try:
-        module = importlib.import_module(module_name)
+        module = imports.module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]
         hint = ("; put it into the folder where the command is started, or on PYTHONPATH"

@@ -1,6 +1,5 @@
 """The environments of several turns, by name."""
 
-import importlib
 import inspect
 import json
 import traceback
@@ -8,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo_jax import config
-from dapo_jax.envs import base, episodes
+from dapo_jax.envs import base, episodes, imports
 
 # By name and not imported: a worker imports the one that it serves.
 ENVIRONMENTS = {
@@ -80,7 +79,7 @@ def environment(name: str) -> episodes.Environment:
                                  f"{config.near(name, ENVIRONMENTS)}; name one of "
                                  f"{', '.join(ENVIRONMENTS)} or a 'module:NAME'")
     try:
-        module = importlib.import_module(module_name)
+        module = imports.module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise config.ConfigError(f"environment {name!r}: cannot import module {module_name!r}: "
                                  f"{type(error).__name__}: {error}{_hint(module_name, error)}"

@@ -13,6 +13,7 @@ from typing import Any
 from dapo_jax.envs import episode_pool, episodes
 
 WAIT = 1.0  # seconds at most in one look at the pool
+SHOWN = ("demonstration", "demonstration_segments")  # of a record: no part of the problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Episode:
         return bool(self.turns) and self.turns[-1].done
 
     @property
+    def final(self) -> str:
+        """What the model wrote last: where an answer is looked for."""
+        return self.last_text or (self.turns[-1].text if self.turns else "")
+
+    @property
     def reward(self) -> float:
         """The sum of its turns' rewards."""
         return sum(turn.reward for turn in self.turns)
@@ -59,6 +65,12 @@ class Replay:
     differing: tuple[int, ...]  # places of the episodes
     failed: tuple[int, ...]  # places of those that failed now, and had not before
     first: str  # what differs first; empty if nothing does
+
+
+def begun(environment: str, record: Mapping[str, Any], seed: int) -> Episode:
+    """The episode of a record, before its start; the environment gets no demonstration."""
+    return Episode(environment, {name: value for name, value in record.items()
+                                 if name not in SHOWN}, seed)
 
 
 def play(pool: episode_pool.Pool, begun: Sequence[Episode],

@@ -17,6 +17,7 @@ import itertools
 import math
 import pickle
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from dapo_jax.envs import breaker as breakers
@@ -41,6 +42,12 @@ class Limits:
     backoff: float = 0.1  # seconds before the first of them, doubled for each further one
     bound: int = 16  # failures in a row after which the environment is left alone
     pause: float = 30.0  # seconds until it is tried again
+
+
+def limits(settings: Mapping[str, Any]) -> Limits:
+    """Those of config.environment as a mapping; a field that is absent has its default."""
+    names = {field.name for field in dataclasses.fields(Limits)}
+    return Limits(**{name: value for name, value in settings.items() if name in names})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,12 +54,14 @@ def filled(
 
     `by_turn` turns, if any, are kept: types.Episodes, whose rewards of turns sum to `shaped`. What
     is of the whole episode (format, length, repetition, the overlong penalty) falls to its last.
-    The length is of what the model wrote; the penalty of all tokens, which `max_length` limits.
+    The length is of what the model wrote; the penalty of all tokens, which `max_length` limits. An
+    answer's form is looked for in the last turn, where its scorer looks.
     """
     last = np.zeros(len(samples), np.float64)
     written = samples.loss_mask.sum(1)  # the model is not charged for what it was told
     for name, weight in weighed.ready:
-        last += weight * shaping.PARTS[name](texts, written, max_length)
+        seen = [one.final for one in played] if name in shaping.OF_ANSWERS else texts
+        last += weight * shaping.PARTS[name](seen, written, max_length)
     last += [base.overlong_penalty(int(length), max_length, overlong.cache, overlong.factor)
              for length in samples.length]
     turns = weighed.task * _by_turn(played, "")

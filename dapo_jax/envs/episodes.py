@@ -116,13 +116,15 @@ def told(prompt: str | Sequence[Message]) -> list[Message]:
 def fault_of_turn(turn: Any) -> str:
     """What the protocol does not allow in what a step returned; empty if nothing."""
     if not isinstance(turn, Turn):
-        return f"step returned a {type(turn).__name__}, not a Turn"
+        return (f"step returned a {type(turn).__name__}, not a Turn: let it return "
+                "episodes.Turn(reply, reward, done, state)")
     if fault := _fault_of_text(turn.reply):
         return f"Turn.reply {fault}"
     if not _is_finite(turn.reward):
         return f"Turn.reward = {turn.reward!r:.80} is no finite number of at most {MOST:g}"
     if not isinstance(turn.done, bool):
-        return f"Turn.done = {turn.done!r:.80} is neither True nor False of Python itself"
+        return (f"Turn.done = {turn.done!r:.80} is neither True nor False of Python itself: write "
+                "bool(...)")
     if not isinstance(turn.parts, Mapping) or len(turn.parts) > MOST_PARTS or not all(
             isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
             and _is_finite(value) for name, value in turn.parts.items()):
@@ -134,7 +136,8 @@ def fault_of_turn(turn: Any) -> str:
 def fault_of_start(found: Any) -> str:
     """What the protocol does not allow in what a start returned; empty if nothing."""
     if not (isinstance(found, tuple) and len(found) == 2):
-        return f"start returned a {type(found).__name__}, not (state, messages)"
+        return (f"start returned a {type(found).__name__}, not (state, messages): let it return "
+                "state, episodes.told(record['prompt'])")
     if not are_messages(found[1]):
         return "start must return a list of messages with a role and a content, all of them texts"
     fault = _fault_of_text("".join(text for message in found[1] for text in message.values()))

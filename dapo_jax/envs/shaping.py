@@ -27,3 +27,4 @@ def repetition(texts: Sequence[str], lengths: np.ndarray, limit: int) -> np.ndar
 
 PARTS: dict[str, Callable[[Sequence[str], np.ndarray, int], np.ndarray]] = {
     "format": format, "length": length, "repetition": repetition}
+OF_ANSWERS = frozenset({"format"})  # of several turns, they look at the last

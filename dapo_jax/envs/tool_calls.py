@@ -8,12 +8,13 @@ MOST_CALLS = 8  # answered in one turn; what is beyond them is told so
 
 def calls(text: str, tag: str) -> list[str]:
     """What stands between <tag> and </tag>, in order; a call that is not closed is none."""
-    return [found[1] for found in re.finditer(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)]
-
-
-def after_calls(text: str, tag: str) -> str:
-    """The text without its calls: where an answer is looked for."""
-    return re.sub(rf"<{tag}>.*?</{tag}>", "", text, flags=re.DOTALL)
+    begin, end = f"<{tag}>", f"</{tag}>"
+    found, at = [], text.find(begin)
+    # A regular expression would look for the end again after each of many tags that none follows.
+    while at >= 0 and (stop := text.find(end, at + len(begin))) >= 0:
+        found.append(text[at + len(begin):stop])
+        at = text.find(begin, stop + len(end))
+    return found
 
 
 def reply(results: Iterable[str], tag: str) -> str:

@@ -14,13 +14,6 @@ OUTSIDE = -1
 Advantage = Callable[..., np.ndarray]
 
 
-def terminal(rewards: np.ndarray, turns: np.ndarray, discount: float) -> np.ndarray:
-    """f32[n, K]: every turn is credited with the sum of the episode's rewards."""
-    del discount
-    total = np.where(_within(rewards, turns), rewards, 0).sum(1, dtype=np.float64)
-    return np.where(_within(rewards, turns), total[:, None], 0).astype(np.float32)
-
-
 def discounted(rewards: np.ndarray, turns: np.ndarray, discount: float) -> np.ndarray:
     """f32[n, K]: a turn's own reward and those after it, `discount` to the power of the distance.
 
@@ -50,19 +43,6 @@ def by_token(values: np.ndarray, turn: np.ndarray) -> np.ndarray:
     return np.where(turn == OUTSIDE, 0, found).astype(np.float32)
 
 
-def at_last_token(reward: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """f32[n, L] from f32[n]: the reward at the last token that the model sampled, 0 elsewhere.
-
-    Not at the row's last token, which may be the environment's. A row without sampled tokens is 0.
-    """
-    sampled = turn != OUTSIDE
-    last = turn.shape[1] - 1 - np.argmax(sampled[:, ::-1], axis=1)
-    found = np.zeros(turn.shape, np.float32)
-    rows = np.flatnonzero(sampled.any(1))
-    found[rows, last[rows]] = reward[rows]
-    return found
-
-
 def advantages(
     advantage: Advantage, returns: np.ndarray, turns: np.ndarray, *, group: np.ndarray,
     valid: np.ndarray, lengths: np.ndarray, settings: object,
@@ -71,8 +51,8 @@ def advantages(
 
     `turns` i32[n] counts an episode's turns. An invalid episode is in no statistic, and one that
     is over in none of later turns: a turn that fewer than two of a group reached gets what the
-    advantage gives where there is no baseline. With `terminal` returns that would compare with the
-    longer episodes alone; use the advantage on the sums, once, for those.
+    advantage gives where there is no baseline. Terminal credit is none of this: there the advantage
+    is of the sums, once, for all of an episode's tokens.
     """
     found = np.zeros(returns.shape, np.float32)
     for turn in range(returns.shape[1]):
@@ -87,6 +67,3 @@ def _within(rewards: np.ndarray, turns: np.ndarray) -> np.ndarray:
         raise ValueError(f"episodes of {turns.min()}..{turns.max()} turns, but rewards of "
                          f"{rewards.shape[1]}")
     return np.arange(rewards.shape[1]) < turns[:, None]
-
-
-CREDITS = {"terminal": terminal, "discounted": discounted}

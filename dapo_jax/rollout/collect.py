@@ -17,7 +17,7 @@ from dapo_jax.dynamic_sampling import accounts, controller, gather
 from dapo_jax.envs import episode_rewards, faults, math_answers, rewards
 from dapo_jax.envs import pool as pools
 from dapo_jax.rollout import engine as engines
-from dapo_jax.rollout import episodes_log, episodes_talk, stops, talking
+from dapo_jax.rollout import episodes_log, episodes_talk, outcomes, stops, talking
 from dapo_jax.runtime import metrics as metric_lib
 from dapo_jax.runtime import processes
 from dapo_jax.text import tokenizer as tokenizers
@@ -62,7 +62,7 @@ class Round:
     scores: pools.Scores
     seconds: dict[str, float]
     use: engines.Use = engines.Use()
-    played: episodes_talk.Played | None = None  # None: completions of one turn
+    played: outcomes.Played | None = None  # None: completions of one turn
 
     @property
     def finals(self) -> list[str]:

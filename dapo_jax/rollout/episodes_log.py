@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 
 from dapo_jax.envs import episode_play, episodes
-from dapo_jax.rollout import episodes_talk
+from dapo_jax.rollout import outcomes
 
 CALLS, TOOL_ERRORS = "calls", "tool_errors"  # parts that tools count
 
 
-def texts(played: episodes_talk.Played) -> list[str]:
+def texts(played: outcomes.Played) -> list[str]:
     """All that the model wrote in each episode, and nothing that it was told."""
     return ["".join(turn.text for turn in one.turns) + one.last_text for one in played.episodes]
 
 
-def finals(played: episodes_talk.Played) -> list[str]:
+def finals(played: outcomes.Played) -> list[str]:
     """What the model wrote last in each episode: where an answer is looked for."""
-    return [one.last_text or (one.turns[-1].text if one.turns else "") for one in played.episodes]
+    return [one.final for one in played.episodes]
 
 
-def metrics(rounds: Sequence[episodes_talk.Played]) -> dict[str, float]:
+def metrics(rounds: Sequence[outcomes.Played]) -> dict[str, float]:
     """Turns, tools, failures and latency over a step's rounds; latency is in seconds."""
     found = [one for played in rounds for one in played.episodes]
     ends = [end for played in rounds for end in played.ends]
@@ -34,20 +34,21 @@ def metrics(rounds: Sequence[episodes_talk.Played]) -> dict[str, float]:
     values = {
         "turns/mean": float(taken.mean()), "turns/max": int(taken.max()),
         "turns/calls": part(CALLS), "turns/tool_errors": part(TOOL_ERRORS),
+        "turns/cut": float(np.concatenate([one.cut for one in rounds]).mean()),
         "turns/reply_tokens": float(np.concatenate([one.told for one in rounds]).mean()),
         "invalid/env_error": sum(failures.values()),
         "environment/retries": sum(played.retries for played in rounds),
         "environment/refused": sum(played.refused for played in rounds)}
     values |= {f"invalid/kind_{kind}": count for kind, count in failures.items()}
     values |= {f"turns/ended_{end}": float(np.mean([one == end for one in ends]))
-               for end in (episodes_talk.DONE, episodes_talk.TURNS, episodes_talk.TOKENS)}
+               for end in (outcomes.DONE, outcomes.TURNS, outcomes.TOKENS)}
     for share in (50, 95):
         values[f"time/environment_p{share}"] = (
             float(np.percentile(latency, share)) if len(latency) else math.nan)
     return values
 
 
-def row(played: episodes_talk.Played, place: int) -> dict[str, Any]:
+def row(played: outcomes.Played, place: int) -> dict[str, Any]:
     """The episode as DIR/samples holds it, beside its prompt and answer."""
     one = played.episodes[place]
     record = {name: value for name, value in one.record.items() if name not in ("prompt", "answer")}

@@ -17,11 +17,9 @@ import numpy as np
 
 from dapo_jax import types
 from dapo_jax.envs import episode_play, episode_pool, episodes, parts
-from dapo_jax.rollout import turns
+from dapo_jax.rollout import outcomes, turns
 from dapo_jax.text import replies
 
-DONE, TURNS, TOKENS, FAILED = "done", "turns", "tokens", "failed"  # why an episode is over
-SHOWN = ("demonstration", "demonstration_segments")  # of a record: no part of the problem
 # A worker gets its next call when the pool is looked at. So that quick calls are not made one a
 # chunk, a look goes on for QUICK seconds while each further answer comes within NEXT.
 QUICK, NEXT = 0.03, 0.002
@@ -61,6 +59,7 @@ class Live:
     end: str = ""
     tokens: list[np.ndarray] = dataclasses.field(default_factory=list)  # turns and replies
     told: int = 0  # tokens of replies
+    cut: int = 0  # turns that did not end by themselves
 
 
 @dataclasses.dataclass
@@ -78,18 +77,6 @@ class Desk:
     latency: list[float] = dataclasses.field(default_factory=list)  # seconds of each call
 
 
-@dataclasses.dataclass(frozen=True)
-class Played:
-    """The episodes of a round, in the order of its samples."""
-
-    episodes: tuple[episode_play.Episode, ...]
-    ends: tuple[str, ...]
-    told: np.ndarray  # i32[n] tokens of replies
-    latency: np.ndarray  # f64[*] seconds of each call, waiting for a worker included
-    retries: int
-    refused: int
-
-
 def begin(
     scene: Scene, plan: types.Plan, *, table: types.PromptTable, step: int, limits: np.ndarray,
     ahead: int,
@@ -101,12 +88,11 @@ def begin(
     for group, prompt, size, begun, limit in zip(
             plan.group.tolist(), plan.prompt.tolist(), plan.size.tolist(), first.tolist(),
             limits.tolist(), strict=True):
-        record = {name: value for name, value in table.records[prompt].items()
-                  if name not in SHOWN}
         for sample in range(begun, begun + size):
             seed = episodes.seed(scene.seed, step=step, group=group, sample=sample)
-            live[group, sample] = Live(episode_play.Episode(scene.pool.name, record, seed),
-                                       (group, sample), limit)
+            live[group, sample] = Live(
+                episode_play.begun(scene.pool.name, table.records[prompt], seed), (group, sample),
+                limit)
     desk = Desk(scene, next(_SERIAL), live, dict.fromkeys(live))
     for _ in range(min(ahead, len(live))):
         _start(desk, next(iter(desk.queue)))
@@ -126,8 +112,8 @@ def talk(desk: Desk) -> turns.Talk:
 
 
 def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
-           ) -> tuple[types.Samples, Played]:
-    """The samples, `stopped` only where the environment ended the episode, and their episodes.
+           ) -> tuple[types.Samples, outcomes.Played]:
+    """The samples, `stopped` where outcomes.stopped says so, and their episodes.
 
     `before` are the pool's failures when the round began. A sample whose tokens are not those of
     its episode is invalid: its log-probs would be of something else.
@@ -139,13 +125,16 @@ def finish(desk: Desk, samples: types.Samples, *, before: collections.Counter
                                "episode was over")
         own = samples.tokens[row, :samples.length[row]]
         if not np.array_equal(own, np.concatenate(live.tokens)):
-            live.end = FAILED
+            live.end = outcomes.FAILED
             _fail(live, "turn", "the sample's tokens are not those of its turns and replies")
     known = desk.scene.pool.failures
-    return dataclasses.replace(
-        samples, stopped=samples.stopped & [live.end == DONE for live in lives]), Played(
+    whole = [outcomes.stopped(live.end, by_itself=by_itself, length=length, limit=live.limit)
+             for live, by_itself, length in zip(lives, samples.stopped.tolist(),
+                                                samples.length.tolist(), strict=True)]
+    return dataclasses.replace(samples, stopped=np.array(whole, bool)), outcomes.Played(
         tuple(live.episode for live in lives), tuple(live.end for live in lives),
-        np.array([live.told for live in lives], np.int32), np.array(desk.latency),
+        np.array([live.told for live in lives], np.int32),
+        np.array([live.cut for live in lives], np.int32), np.array(desk.latency),
         *(known[name] - before[name] for name in ("retries", "refused")))
 
 
@@ -182,6 +171,7 @@ def _ended(desk: Desk, ends: Sequence[turns.Ended]) -> None:
                                "waits for")
         live.turn, live.text, live.since = one, desk.scene.decode(one.tokens.tolist()), now
         live.tokens.append(one.tokens)
+        live.cut += not one.stopped
         desk.waiting += 1
         if live.key in desk.queue:
             _start(desk, live.key)
@@ -189,7 +179,7 @@ def _ended(desk: Desk, ends: Sequence[turns.Ended]) -> None:
             _start(desk, next(iter(desk.queue)))
         heapq.heappush(desk.late, (now + desk.scene.seconds - live.waited, _ticket(desk, live)))
         if live.episode.failure:
-            _close(desk, live, FAILED)
+            _close(desk, live, outcomes.FAILED)
         elif live.state is not None:
             _step(desk, live)
     _look(desk, 0.0)  # idle workers get their calls now
@@ -239,7 +229,7 @@ def _look(desk: Desk, seconds: float) -> None:
                 del desk.calls[stale]  # its answer, if one comes, is nobody's
             _fail(live, "timeout", f"{desk.scene.pool.name}: the episode waited for more than "
                   f"{desk.scene.seconds:g} s")
-            _close(desk, live, FAILED)
+            _close(desk, live, outcomes.FAILED)
 
 
 def _take(desk: Desk, answer: episode_pool.Answer) -> None:
@@ -254,7 +244,7 @@ def _take(desk: Desk, answer: episode_pool.Answer) -> None:
     if live.turn is None:
         return
     if live.episode.failure:
-        _close(desk, live, FAILED)
+        _close(desk, live, outcomes.FAILED)
     elif answer.ticket[-1] < 0:
         _step(desk, live)
     else:
@@ -274,33 +264,24 @@ def _check_told(live: Live) -> None:
 
 def _answer(desk: Desk, live: Live, turn: turns.Ended) -> None:
     """What the sampler is told after a turn that the environment took."""
-    scene, episode, length = desk.scene, live.episode, turn.length
-    if episode.done or len(episode.turns) >= scene.turns:
-        _close(desk, live, DONE if episode.done else TURNS)
+    scene = desk.scene
+    found = outcomes.after(live.episode, turn, encode=scene.encode, limit=live.limit,
+                           most_turns=scene.turns, turn_tokens=scene.turn_tokens)
+    if found.fault:
+        _fail(live, "turn", f"{scene.pool.name}: {found.fault}")
+    if found.end:
+        _close(desk, live, found.end)
         return
-    try:
-        tokens = scene.encode(episode.turns[-1].reply, int(turn.tokens[-1]))
-        if not len(tokens):
-            raise ValueError("the reply has no tokens, but the episode goes on")
-    except ValueError as error:
-        _fail(live, "turn", f"{scene.pool.name}: {error}")
-        _close(desk, live, FAILED)
-        return
-    if length + len(tokens) >= live.limit:
-        _close(desk, live, TOKENS)
-        return
-    live.tokens.append(tokens)
-    live.told += len(tokens)
-    length += len(tokens)
-    budget = min(live.limit, length + (scene.turn_tokens or live.limit))
-    _put(desk, live, turns.Reply(*live.key, tokens, over=False, budget=budget))
+    live.tokens.append(found.tokens)
+    live.told += len(found.tokens)
+    _put(desk, live, turns.Reply(*live.key, found.tokens, over=False, budget=found.budget))
 
 
 def _close(desk: Desk, live: Live, end: str) -> None:
     assert live.turn is not None, "an episode is closed at a turn"
     live.end = end
-    _put(desk, live, turns.Reply(*live.key, np.zeros(0, np.int32), over=True,
-                                 budget=live.turn.length, valid=end != FAILED))
+    _put(desk, live, turns.Reply(*live.key, outcomes.NOTHING, over=True,
+                                 budget=live.turn.length, valid=end != outcomes.FAILED))
 
 
 def _put(desk: Desk, live: Live, reply: turns.Reply) -> None:
