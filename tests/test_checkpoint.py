@@ -308,8 +308,18 @@ def test_parameters_come_alone_whatever_else_the_state_holds(tmp_path):
                                              wanted=wanted)
         assert step == (wanted if wanted > 0 else 4)
         assert_same_bits(got, want)
-    with pytest.raises(config.ConfigError, match="no complete checkpoint of step 3"):
+    with pytest.raises(config.ConfigError, match="checkpoint of step 3; there are: 4, 2$"):
         tree_store.params_of_run(tmp_path, abstract(run_state(0)).train.params, wanted=3)
+
+
+def test_a_run_without_a_checkpoint_is_named_by_its_setting_with_what_to_do(tmp_path):
+    like = abstract(run_state(0)).train.params
+    (tmp_path / "new" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for name in ("none", "file", "new"):
+        said = f"config.rl.reference={tmp_path / name} holds no complete checkpoint; name .* a run"
+        with pytest.raises(config.ConfigError, match=said):
+            tree_store.check_run(tmp_path / name, like, where="config.rl.reference")
 
 
 def test_with_nothing_readable_the_message_says_what_to_do(tmp_path):
