@@ -115,6 +115,7 @@ def test_each_slice_has_the_chips_that_its_name_says():
     (["--count=2"], "--count=2: 0 or 1"), (["--compiles=-1"], "at least 0"),
     (["--minutes=-1"], "--minutes=-1: at least 0"),
     (["--config.rollout.mesh=(2,1,1)"], "for 2 devices, but the mesh has 4"),
+    (["--config.lora.rank=99"], "config.lora.rank = 99 is more than the"),
     (["--mesh=fsdp:4", "--config.rl.microbatch_tokens=8"], "raise it to at least"),
     (["--config.model.source=folder", "--config.model.path=none/such"], "config.model.preset")])
 def test_what_cannot_be_planned_is_refused_by_name(flags, said):
@@ -125,11 +126,12 @@ def test_what_cannot_be_planned_is_refused_by_name(flags, said):
 
 def test_a_plan_is_printed_and_written(tmp_path, capsys):
     out = tmp_path / "new" / "plan.json"
-    assert plan.main([f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--mesh=data:2,fsdp:2",
+    assert plan.main([f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--mesh=fsdp:1,tensor:4",
                       "--chip=h100", f"--json={out}"]) == 0
     figures, text = json.loads(out.read_text()), capsys.readouterr().out
     assert figures["slice"] == "4 x h100" and figures["longest row"]["fits"]
-    assert figures["notes"] == []
+    (note,) = figures["notes"]  # two heads of keys
+    assert note.startswith("mesh.tensor = 4 does not divide 13%") and note[:60] in text
     assert "without context parallelism" in text and "at the peak" in text
     held = figures["held"]["in update"]
     assert figures["update"]["peak"] == held + figures["update"]["temporary"]

@@ -252,8 +252,9 @@ def sole_use(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
-                 free: tuple[str, ...]) -> None:
-    """Raise ConfigError if DIR/config.json differs in a field that is not below a `free` prefix.
+                 free: tuple[str, ...]) -> list[str]:
+    """Raise ConfigError if DIR/config.json differs in a field that is not below a `free` prefix;
+    return the free fields in which it differs.
 
     A directory without config.json is accepted, unless it holds a run's checkpoints.
     """
@@ -263,32 +264,31 @@ def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
         if any(path.parent.glob("checkpoints/[0-9]*")):
             raise config.ConfigError(f"{workdir} holds checkpoints but no config.json to say of "
                                      "what; put it back, or choose another work directory")
-        return
+        return []
     try:
         old = _fields(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, AttributeError) as error:
         raise config.ConfigError(f"{path} is no JSON object ({error}); remove it, or choose "
                                  "another work directory") from error
     new = _fields(json.loads(json.dumps(config_json)))
+    differ = [name for name in dict.fromkeys([*new, *old])
+              if old.get(name, "absent") != new.get(name, "absent")]
     lines = [f"  {name}: {old.get(name, 'absent')!r} there, {new.get(name, 'absent')!r} now"
-             for name in dict.fromkeys([*new, *old])
-             if old.get(name, "absent") != new.get(name, "absent")
-             and not any(f"{name}.".startswith(f"{prefix}.") for prefix in free)]
+             for name in differ if not f"{name}.".startswith(tuple(f"{one}." for one in free))]
     if lines:
         raise config.ConfigError(f"{workdir} belongs to another configuration; choose another work "
                                  "directory or set back:\n" + "\n".join(lines))
+    return differ
 
 
 def _check_kinds(workdir: pathlib.Path) -> None:
     """Refuse a folder where a run keeps a file, and the reverse."""
-    for name in ("config.json", "metrics.jsonl"):
-        if (workdir / name).is_dir():
-            raise config.ConfigError(f"{workdir / name} is a folder, where a run keeps a file; "
-                                     "choose another work directory")
-    for name in ("checkpoints", "samples", "tb"):
-        if (workdir / name).is_file():
-            raise config.ConfigError(f"{workdir / name} is a file, where a run keeps a folder; "
-                                     "choose another work directory")
+    own, folders = ("config.json", "metrics.jsonl"), ("checkpoints", "samples", "tb")
+    wrong = [(name, "folder", "file") for name in own if (workdir / name).is_dir()]
+    wrong += [(name, "file", "folder") for name in folders if (workdir / name).is_file()]
+    for name, found, kept in wrong:
+        raise config.ConfigError(f"{workdir / name} is a {found}, where a run keeps a {kept}; "
+                                 "choose another work directory")
 
 
 def _fields(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
