@@ -37,10 +37,9 @@ def check_run(workdir: str | os.PathLike, like: types.Tree, *, wanted: int = -1,
     `wanted` is the checkpoint's step; -1: the newest. `where` is the setting that names the run.
     """
     with _opened(workdir, wanted, where) as (manager, step):
-        stored = manager.restore(
-            step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
+        stored = checkpoint_files.shapes(manager.directory / str(step))
     for name, leaf in _named(like).items():
-        shape = tuple(stored[name][1]) if name in stored else None
+        shape = stored[name][1] if name in stored else None
         if shape != leaf.shape:
             raise config.ConfigError(
                 f"{workdir}: {name} is {shape or 'missing'} in the checkpoint of step {step}, but "
@@ -75,8 +74,7 @@ def _opened(workdir: str | os.PathLike, wanted: int, where: str = "--workdir"
         raise _nothing(f"{where}={workdir}", wanted, [])
     manager = checkpoint.open_manager(workdir, keep=1)
     try:
-        there = [step for step in checkpoint_files.steps(manager)
-                 if checkpoint_files.complete(manager.directory / str(step))]
+        there = checkpoint_files.whole(manager)
         step = wanted if wanted >= 0 or not there else there[0]
         if step not in there:
             raise _nothing(f"{where}={workdir}", wanted, there)
