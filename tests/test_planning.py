@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import ROOT
+from jax.experimental import pallas
 
 from dapo_jax import config, config_checks, plan
 from dapo_jax.models import head, presets
@@ -96,6 +97,25 @@ def test_the_work_of_an_update_is_a_forward_twice_and_a_backward(planned):
     needed = matrices - spec.layers * spec.d_model * spec.ff  # a block's last product is not
     assert 1 <= again / (2 * tokens * needed) < 1.5  # the rest is attention
     assert found["none"] > 3 * 2 * tokens * matrices
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_products_of_attention_s_kernels_are_two_forward_and_five_backward(causal):
+    """Of 4 heads of 16 numbers, 128 queries after 128 tokens that all of them see: scores of each
+    pair that is seen, where of a query's own row half is."""
+    rows, heads, width, size = 3, 4, 128, 16
+    seen = sum(width + (query + 0.5 if causal else width) for query in range(width))
+    one = 2 * rows * heads * seen * size
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
+    query, keys = shape(rows, heads, width, size), shape(rows, heads, 2 * width, size)
+
+    def equation(*given):
+        call = pallas.pallas_call(lambda *_: None, out_shape=query)
+        (found,) = jax.make_jaxpr(call)(*given).eqns
+        return work._kernel(found, causal)[0]
+    backward = (query, keys, keys, shape(rows, heads, 1, width), query)
+    assert equation(query, keys, keys) == pytest.approx(2 * one)
+    assert 2 * equation(*backward) == pytest.approx(5 * one)
 
 
 def test_each_slice_has_the_chips_that_its_name_says():
