@@ -117,6 +117,7 @@ def test_the_newest_are_kept_and_latest_is_on_disk(tmp_path):
         checkpoint.restore(manager, abstract(run_state(0)), step=1)
     checkpoint.save(manager, run_state(3))  # a second save of a step changes nothing
     checkpoint.close(manager)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
 
 
 def empty(path):

@@ -193,6 +193,25 @@ def test_started_again_every_process_finds_what_process_0_compiled(tmp_path):
     assert [one["found"] for one in again] == [one["asked"] for one in again]
 
 
+def test_what_is_waited_in_meetings_is_counted_also_where_one_does_not_come(monkeypatch):
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    asked = []
+
+    def barrier(*, key, timeout_ms):
+        asked.append((key, timeout_ms))
+        time.sleep(0.05)
+        if key == "late":
+            raise RuntimeError("deadline")
+    monkeypatch.setattr(processes.ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    before = processes.waited()
+    processes.meet("in time", seconds=2.5)
+    assert 0.05 <= processes.waited() - before < 5
+    with pytest.raises(processes.Parted, match="'late' not all .* within 3 s.*deadline"):
+        processes.meet("late", seconds=3)
+    assert processes.waited() - before >= 0.1
+    assert asked == [("in time", 2500), ("late", 3000)]
+
+
 # ----------------------------------------------------------------------------------------- alone
 
 
