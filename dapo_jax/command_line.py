@@ -148,7 +148,9 @@ def call_file(path: str, function: str) -> Any:
                                  f"{config.near(path, beside)}")
     spec = importlib.util.spec_from_file_location("experiment", path)
     if spec is None or spec.loader is None:
-        raise config.ConfigError(f"--config={path}: not a .py file")
+        made = ": it holds what a run was made of; name the .py file that the run was started with"
+        raise config.ConfigError(f"--config={path}: not a .py file"
+                                 f"{made if file.name == 'config.json' else ''}")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

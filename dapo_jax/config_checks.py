@@ -90,6 +90,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "environment.turns": (1, 10_000), "environment.workers": (1, 4096),
     "environment.retries": (0, 1000), "environment.reply_lag": (0, 1_000_000),
     "environment.parked": (0, 1_000_000), "environment.parked_host": (0, 1_000_000),
+    "processes.late_seconds": (1e-3, 1e6),
     "scoring.timeout": (1e-3, 1e6), "scoring.failure_reward": (-1e6, 1e6),
     "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
     "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),
@@ -104,7 +105,6 @@ RANGES: dict[str, tuple[float, float]] = {
         "learning_rate": (1e-30, 1e6), "eps": (1e-30, 1e6), "weight_decay": (0, 1e6)}.items()},
 }
 ABOVE_0 = (
-    "processes.late_seconds",
     "model.rope_base", "model.norm_eps",
     "dynamic_sampling.refill_factor", "dynamic_sampling.predictor.q",
     "dynamic_sampling.history.prior_right", "dynamic_sampling.history.prior_wrong")

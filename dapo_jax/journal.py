@@ -13,6 +13,7 @@ from typing import Any, cast
 import jax
 
 from dapo_jax import config, evaluate, reductions, types
+from dapo_jax.learner import algorithms, weights
 from dapo_jax.learner import step as learner
 from dapo_jax.rollout import collect
 from dapo_jax.runtime import (
@@ -30,6 +31,8 @@ LOG = logging.getLogger(__name__)
 # May differ between a run and its continuation: they do not change what is computed.
 FREE = ("_environment", "checkpoint", "log", "processes", "scoring.workers",
         "environment.workers")
+# How the devices split the work: it changes no more than the order of sums.
+SPLIT = ("mesh", "rollout.mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +60,12 @@ def claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None
 def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> None:
     wandb_log.check(cfg.log.wandb)
     steps_free = cfg.rl.optimizer.schedule == "constant"
-    values = config.to_json(cfg)
-    checkpoint.check_config(workdir, values, free=FREE + ("rl.steps",) * steps_free)
+    values, split = config.to_json(cfg), splits(cfg)
+    differ = checkpoint.check_config(workdir, values,
+                                     free=FREE + split + ("rl.steps",) * steps_free)
+    if other := [name for name in differ if name.startswith(split)]:
+        LOG.warning("%s: goes on split in another way (%s): the numbers are those of the run "
+                    "before up to rounding", workdir, ", ".join(other))
     try:
         checkpoint.write_config(workdir, values | {"_environment": environment.described()})
         stack.enter_context(checkpoint.sole_use(workdir))
@@ -66,6 +73,17 @@ def _claim(workdir: str, cfg: config.Config, stack: contextlib.ExitStack) -> Non
         raise config.ConfigError(f"--workdir={workdir} cannot be written: {error.strerror}; is it "
                                  "a directory of yours, or a new name, on a disk with room?"
                                  ) from error
+
+
+def splits(cfg: config.Config) -> tuple[str, ...]:
+    """Fields that may change with the number of devices while a run lasts: SPLIT, and numbers of
+    slots, which have to divide by it, where nothing is decided or weighted by them."""
+    found = SPLIT + ("rollout.slots",) * (cfg.rollout.mode != "streaming")
+    for name, phase in (("sft", cfg.sft), ("rl", cfg.rl)):
+        algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
+        if algorithm.weights not in weights.PACKED:
+            found += (f"{name}.microbatch_slots", f"{name}.microbatch_tokens")
+    return found
 
 
 def opened(workdir: str, cfg: config.Config, stack: contextlib.ExitStack, *, done: int, steps: int

@@ -2,6 +2,7 @@
 first compile."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from dapo_jax.learner import train_states
 from dapo_jax.models import attention, gguf, hf, presets, transformer
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw, programs
-from dapo_jax.runtime import checkpoint, loading
+from dapo_jax.runtime import checkpoint, checkpoint_files, loading
 from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.text import chat as chats
 from dapo_jax.text import load
@@ -232,10 +233,11 @@ def first_state(
 ) -> tuple[types.RunState, setup_adapter.Base | None, bool]:
     """The newest checkpoint's state and true, or a new one and false; between them `open_base`'s.
     """
-    base, found = open_base(parts), checkpoint.latest(manager)
-    if found is None:
+    base = open_base(parts)
+    if checkpoint.latest(manager) is None:
+        checkpoint_files.check_none_was_there(manager)
         return initial_state(parts, base), base, False
-    state = checkpoint.restore(manager, like_state(parts, found))
+    state = checkpoint.restore(manager, functools.partial(like_state, parts))
     if base is not None:
         setup_adapter.check(base, cast(np.ndarray, state.base), where=str(manager.directory))
     return state, base, True

@@ -247,7 +247,7 @@ def _check_reference(
             f"config.{name}.reference = {str(path)!r}: there is no such folder; give a folder of "
             "safetensors or the work directory of a run")
     if (path / "checkpoints").is_dir():
-        tree_store.check_run(path, shapes)
+        tree_store.check_run(path, shapes, where=f"config.{name}.reference")
         return
     same = ("param_dtype", "compute_dtype", "remat", "attention")
     found = hf.spec(hf.open(path), **{field: getattr(spec, field) for field in same})

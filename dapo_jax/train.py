@@ -113,6 +113,8 @@ def _log_start(parts: setup.Parts) -> None:
              len(parts.train_table), len(parts.eval_table))
     if left_out := [f"{count} {name}" for name, count in parts.counts.items() if count]:
         LOG.warning("records left out: %s", ", ".join(left_out))
+    for said in mesh_lib.unsplit(parts.mesh, parts.spec):
+        LOG.warning("%s", said)
 
 
 def _phases(run: Run, state: types.RunState, *, new: bool) -> types.RunState:

@@ -37,6 +37,12 @@ refuse() {
     exit 2
 }
 
+# number TEXT LEAST: refuses what is no plain number, or less.
+number() {
+    [[ "$1" =~ ^(0|[1-9][0-9]{0,8})$ ]] || refuse "'$1' is no number"
+    [ "$1" -ge "$2" ] || refuse "$1 must be at least $2"
+}
+
 # perform COMMAND...: runs it, or prints it if dry is yes.
 perform() {
     if [ "${dry:-no}" = yes ]; then

@@ -49,9 +49,8 @@ for argument in "$@"; do
 done
 [ -n "$image" ] || refuse "--image is missing"
 [[ "$name" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] || refuse "--name=$name: a to z, 0 to 9 and '-'"
-for number in "$slices" "$hosts" "$chips" "$restarts" "$grace"; do
-    [[ "$number" =~ ^[0-9]+$ ]] || refuse "'$number' is no number"
-done
+for each in "$slices" "$hosts" "$chips"; do number "$each" 1; done
+for each in "$restarts" "$grace"; do number "$each" 0; done
 run="python -m ${DAPO_JAX_MODULE:-dapo_jax.train}"
 [ "${#flags[@]}" -eq 0 ] || run+="$(printf ' %q' "${flags[@]}")"
 

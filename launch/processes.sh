@@ -31,13 +31,14 @@ for argument in "$@"; do
         --cluster=* | --coordinator=* | --process=* | --processes=*)
             refuse "$argument is set by this script" ;;
         -*) flags+=("$argument") ;;
-        *) count="$argument" ;;
+        *)
+            [ -z "$count" ] || refuse "'$argument' is no flag, and N is $count already"
+            count="$argument" ;;
     esac
 done
-for number in "${count:-none}" "$devices" "$gpus" "$restarts" "$grace"; do
-    [[ "$number" =~ ^[0-9]+$ ]] || refuse "'$number' is no number; the first argument is N"
-done
-[ "$count" -ge 1 ] || refuse "N must be at least 1"
+[ -n "$count" ] || refuse "N, the number of processes, is missing"
+for each in "$count" "$devices"; do number "$each" 1; done
+for each in "$gpus" "$restarts" "$grace"; do number "$each" 0; done
 if [ -z "$platform" ]; then platform=$([ "$gpus" -gt 0 ] && echo gpu || echo cpu); fi
 platform_flags "$platform"
 [ "$devices" = 1 ] ||
@@ -56,6 +57,7 @@ start_one() { # INDEX PORT
     if [ "$gpus" -gt 0 ]; then
         environment+=("CUDA_VISIBLE_DEVICES=$(seq -s, $(($1 * gpus)) $((($1 + 1) * gpus - 1)))")
     fi
+    [ -z "${XLA_FLAGS:-}" ] || environment+=("XLA_FLAGS=$XLA_FLAGS")
     command=("${environment[@]}" "$python" -m dapo_jax.train --cluster=manual
         "--coordinator=127.0.0.1:$2" "--processes=$count" "--process=$1" "${flags[@]}")
     if [ "$dry" = yes ]; then
@@ -108,6 +110,7 @@ for ((attempt = 0; attempt <= restarts; attempt++)); do
     [ "$dry" = yes ] || port=$(free_port)
     for ((index = 0; index < count; index++)); do start_one "$index" "$port"; done
     [ "$dry" = no ] || exit 0
+    [ "$told" = no ] || tell TERM # before they were there
     wait_for_all
     case "$failed" in 0 | 2 | 3) break ;; esac
     if [ "$told" = yes ] || [ "$attempt" -ge "$restarts" ]; then break; fi

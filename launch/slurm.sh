@@ -38,9 +38,13 @@ for argument in "$@"; do
     esac
 done
 [ -n "$workdir" ] || refuse "--workdir=DIR is missing, on a shared disk"
-export DAPO_JAX_PLATFORM="$platform" DAPO_JAX_REQUEUES="$requeues"
+for each in "$nodes" "$tasks"; do number "$each" 1; done
+for each in "$leave" "$requeues"; do number "$each" 0; done
+(platform_flags "$platform") # in the job it would be refused only when its time has come
+settings=("DAPO_JAX_PLATFORM=$platform" "DAPO_JAX_REQUEUES=$requeues")
+[ -z "${DAPO_JAX_MODULE:-}" ] || settings+=("DAPO_JAX_MODULE=$DAPO_JAX_MODULE")
 [[ "$workdir" = /* ]] || workdir="$root/$workdir"
 perform mkdir -p "$workdir" # sbatch makes no folder for its --output
-perform sbatch --nodes="$nodes" --ntasks-per-node="$tasks" --time="$time" --signal="TERM@$leave" \
-    --chdir="$root" --output="$workdir/slurm-%j.out" ${options[@]+"${options[@]}"} \
+perform env "${settings[@]}" sbatch --nodes="$nodes" --ntasks-per-node="$tasks" --time="$time" \
+    --signal="TERM@$leave" --chdir="$root" --output="$workdir/slurm-%j.out" ${options[@]+"${options[@]}"} \
     "$root/launch/slurm.sbatch" "${flags[@]}"

@@ -4,7 +4,8 @@
 #   create       make the slice now          queue     ask for it as a queued resource, and return
 #   status       of the queued resource      setup     copy the code to all hosts, install
 #   train        run on all hosts; SIGTERM or maintenance: it saves, call train again to go on
-#   stop         SIGTERM to the run          delete    give the slice back
+#   stop         SIGTERM to the run, which saves and which train does not start again
+#   delete       give the slice back
 # Options, each with the variable that gives its default:
 #   --name=N        TPU_NAME          --zone=Z      ZONE        --project=P   PROJECT (gcloud's own)
 #   --accelerator=A ACCELERATOR       --runtime=V   RUNTIME     --spot        may be taken away
@@ -40,6 +41,7 @@ done
 if [ -z "$name" ] || [ -z "$zone" ]; then
     refuse "--name and --zone, or TPU_NAME and ZONE, are missing"
 fi
+number "$restarts" 0
 where=("--zone=$zone") folder=dapo_jax
 [ -z "$project" ] || where+=("--project=$project")
 
@@ -55,14 +57,15 @@ everywhere() { # COMMAND: on all hosts of the slice
 
 train() {
     platform_flags tpu
-    local command status attempt
-    command="cd $folder && export LIBTPU_INIT_ARGS=$(printf %q "$LIBTPU_INIT_ARGS") &&"
+    local command status attempt again="rm -f stopped"
+    command="export LIBTPU_INIT_ARGS=$(printf %q "$LIBTPU_INIT_ARGS") &&"
     command+=" .venv/bin/python -m dapo_jax.train --cluster=auto$(printf ' %q' "${flags[@]}")"
     for ((attempt = 0; attempt <= restarts; attempt++)); do
         status=0
-        everywhere "$command" || status=$?
+        everywhere "cd $folder && $again && $command" || status=$?
         case "$status" in 0 | 2 | 3) break ;; esac
         echo "ended with status $status, $((attempt + 1)) times so far" >&2
+        again="{ [ ! -e stopped ] || { echo stopped by tpu_pod.sh stop >&2; exit 3; }; }"
     done
     exit "$status"
 }
@@ -88,7 +91,7 @@ case "$action" in
     train)
         [[ " ${flags[*]-} " == *" --workdir="* ]] || refuse "--workdir=DIR is missing"
         train ;;
-    stop) everywhere "pkill -TERM -f '[d]apo_jax.train' || true" ;;
+    stop) everywhere "touch $folder/stopped; pkill -TERM -f '[d]apo_jax.train' || true" ;;
     delete) perform gcloud compute tpus tpu-vm delete "$name" "${where[@]}" --quiet ;;
     *) refuse "'$action' is none of create, queue, status, setup, train, stop, delete" ;;
 esac

@@ -15,7 +15,7 @@ import pytest
 import runs
 
 from dapo_jax import config, types
-from dapo_jax.runtime import checkpoint, tree_store
+from dapo_jax.runtime import checkpoint, checkpoint_files, tree_store
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SPLIT = jax.sharding.NamedSharding(jax.make_mesh((len(jax.devices()),), ("data",)),
@@ -117,6 +117,7 @@ def test_the_newest_are_kept_and_latest_is_on_disk(tmp_path):
         checkpoint.restore(manager, abstract(run_state(0)), step=1)
     checkpoint.save(manager, run_state(3))  # a second save of a step changes nothing
     checkpoint.close(manager)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
 
 
 def empty(path):
@@ -252,6 +253,84 @@ def test_a_newer_or_foreign_format_is_refused_and_stays(tmp_path, version, messa
     assert path.is_file()
 
 
+@pytest.mark.parametrize("text", ["[]", '{"custom_metadata": [1]}'])
+def test_a_checkpoint_that_says_strange_things_of_itself_is_refused_and_stays(tmp_path, text):
+    path = tmp_path / "checkpoints" / "4" / "_CHECKPOINT_METADATA"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(config.ConfigError, match="checkpoints cannot be read: .+ no other program"):
+        checkpoint.open_manager(tmp_path, keep=1)
+    assert path.read_text() == text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("text", ["[]", '{"step": 3}', '{"step": ["flt", []]}'])
+def test_a_table_of_shapes_that_is_none_is_passed_over_with_a_message(tmp_path, caplog, text):
+    saved(tmp_path, run_state(2), run_state(4)).close()
+    table = tmp_path / "checkpoints" / "4" / "leaves" / "metadata"
+    table.write_text(text)
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    with pytest.raises(config.ConfigError, match="4 cannot be read: .*is no table of .*remove it"):
+        tree_store.check_run(tmp_path, abstract(run_state(0)).train.params)
+    assert checkpoint.restore(manager, abstract(run_state(0))).step == 2
+    assert "checkpoint 4 cannot be read" in caplog.text and "leaves/metadata is no" in caplog.text
+    checkpoint.close(manager)
+
+
+@pytest.mark.parametrize("text", ["", '{"sco', "3"])
+def test_a_damaged_score_costs_its_checkpoint_and_no_other(tmp_path, caplog, text):
+    saved(tmp_path, run_state(2), run_state(4)).close()
+    (tmp_path / "checkpoints" / "4" / "metrics" / "metrics").write_text(text)
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    assert "checkpoint 4 is renamed to incomplete_4_0" in caplog.text
+    assert (checkpoint.latest(manager), checkpoint.best(manager)) == (2, None)
+    assert checkpoint.restore(manager, abstract(run_state(0))).step == 2
+    checkpoint.close(manager)
+
+
+def test_of_another_phase_an_older_state_is_read_as_the_tree_that_it_is(tmp_path):
+    """The optimizer of the newest checkpoint, which cannot be read, has another state."""
+    old = run_state(2)
+    old = dataclasses.replace(old, train=dataclasses.replace(old.train, opt_state=(jnp.int32(7),)))
+    saved(tmp_path, old, run_state(4)).close()
+    (tmp_path / "checkpoints" / "4" / "leaves" / "metadata").write_text("[]")
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    asked = []
+
+    def like(step):
+        asked.append(step)
+        return abstract({2: old, 4: run_state(4)}[step])
+    assert_same_bits(checkpoint.restore(manager, like), old)
+    assert asked == [4, 2]
+    checkpoint.close(manager)
+
+
+@pytest.mark.parametrize("left, fine", [
+    ([], True), (["4.orbax-checkpoint-tmp-1"], True), (["4"], False), (["incomplete_4_0"], False)])
+def test_a_run_does_not_begin_anew_over_what_was_whole_once(tmp_path, left, fine):
+    """A save that was killed has another name, and is no loss."""
+    for name in left:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    if fine:
+        checkpoint_files.check_none_was_there(manager)
+    else:
+        with pytest.raises(config.ConfigError, match=f"left of some: {left[0]}; put back .*remove"):
+            checkpoint_files.check_none_was_there(manager)
+    checkpoint.close(manager)
+
+
+def test_a_folder_that_is_named_nearly_as_a_step_is_left_alone(tmp_path):
+    saved(tmp_path, run_state(2)).close()
+    for name in ("0004", "²"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    manager = checkpoint.open_manager(tmp_path, keep=2)
+    assert checkpoint.latest(manager) == 2
+    checkpoint.save(manager, run_state(4))
+    checkpoint.close(manager)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"0004", "²", "2", "4"}
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(config.ConfigError, match="checkpoints cannot be read: .+; is it a folder"):
@@ -308,8 +387,18 @@ def test_parameters_come_alone_whatever_else_the_state_holds(tmp_path):
                                              wanted=wanted)
         assert step == (wanted if wanted > 0 else 4)
         assert_same_bits(got, want)
-    with pytest.raises(config.ConfigError, match="no complete checkpoint of step 3"):
+    with pytest.raises(config.ConfigError, match="checkpoint of step 3; there are: 4, 2$"):
         tree_store.params_of_run(tmp_path, abstract(run_state(0)).train.params, wanted=3)
+
+
+def test_a_run_without_a_checkpoint_is_named_by_its_setting_with_what_to_do(tmp_path):
+    like = abstract(run_state(0)).train.params
+    (tmp_path / "new" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for name in ("none", "file", "new"):
+        said = f"config.rl.reference={tmp_path / name} holds no complete checkpoint; name .* a run"
+        with pytest.raises(config.ConfigError, match=said):
+            tree_store.check_run(tmp_path / name, like, where="config.rl.reference")
 
 
 def test_with_nothing_readable_the_message_says_what_to_do(tmp_path):

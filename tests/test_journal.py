@@ -47,6 +47,33 @@ def test_a_folder_that_cannot_be_held_is_named(tmp_path, monkeypatch):
         journal.claim(str(tmp_path), runs.configure(), contextlib.ExitStack())
 
 
+def claimed(workdir, changes, caplog):
+    """What is said where a run goes on with these changes."""
+    caplog.clear()
+    with contextlib.ExitStack() as stack:
+        journal.claim(str(workdir), runs.configure(changes), stack)
+    return caplog.text
+
+
+def test_a_run_may_go_on_split_over_other_devices(tmp_path, caplog):
+    assert not claimed(tmp_path, {}, caplog) and not claimed(tmp_path, {}, caplog)
+    more = {"mesh.data": 2, "mesh.tensor": 2, "rollout.mesh": (1, 2, 2), "rollout.slots": (8, 16),
+            "rl.microbatch_slots": 8}
+    said = claimed(tmp_path, more, caplog)
+    assert all(name in said for name in more) and "up to rounding" in said
+    # What an update or a decision depends on is of the run itself.
+    for changes, field in (
+            ({"rl.algorithm.weights": "microbatch_token"}, "rl.microbatch_slots"),
+            ({"rollout.mode": "streaming"}, "rollout.slots"), ({}, "rollout.rows")):
+        workdir = tmp_path / field
+        workdir.mkdir()
+        claimed(workdir, changes, caplog)
+        other = {field: (8,) if field == "rollout.slots" else 2}
+        with pytest.raises(config.ConfigError, match=f"  {field}: .* there, .* now"):
+            claimed(workdir, changes | other, caplog)
+        assert "mesh.fsdp" in claimed(workdir, changes | {"mesh.fsdp": 2}, caplog)
+
+
 def test_of_a_failed_update_the_writer_keeps_the_slots_of_all_processes(tmp_path):
     """One of several processes has packed its own slots; for the file all are packed, once."""
     asked, none = [], reductions.Sum(np.int32(0))

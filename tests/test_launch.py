@@ -62,6 +62,45 @@ def test_help_is_the_head_of_the_script_and_nonsense_is_refused(script):
     assert refused.returncode == 2 and "error: " in refused.stderr and not refused.stdout
 
 
+TPU = ("--image=registry/it's:1", "--accelerator=tpu-v5-lite-podslice", "--topology=4x4")
+POD = ("--name=n", "--zone=z", "--accelerator=v5litepod-16", "--runtime=v")
+
+
+@pytest.mark.parametrize("script, flags, said", [
+    ("processes.sh", (), "N, the number of processes, is missing"), ("processes.sh", ("0",), "0"),
+    ("processes.sh", ("2", "3"), "'3' is no flag, and N is 2 already"),
+    ("processes.sh", ("2", "--devices=0"), "0 must be at least 1"),
+    ("processes.sh", ("2", "--restarts=08"), "'08' is no number"),
+    ("processes.sh", ("2", "--platform=vulkan"), "platform 'vulkan' is none of"),
+    ("slurm.sh", ("--workdir=/r", "--nodes=0"), "0 must be at least 1"),
+    ("slurm.sh", ("--workdir=/r", "--tasks-per-node=two"), "'two' is no number"),
+    ("slurm.sh", ("--workdir=/r", "--requeues=many"), "'many' is no number"),
+    ("slurm.sh", ("--workdir=/r", "--leave=-5"), "'-5' is no number"),
+    ("slurm.sh", ("--workdir=/r", "--platform=vulkan"), "platform 'vulkan' is none of"),
+    ("tpu_pod.sh", ("train", *POD, "--workdir=/r", "--restarts=x"), "'x' is no number"),
+    ("tpu_pod.sh", ("fly", *POD), "'fly' is none of create"),
+    ("gke_jobset.sh", (*TPU, "--hosts=0"), "0 must be at least 1"),
+    ("gke_jobset.sh", (*TPU, "--grace=1m"), "'1m' is no number"),
+    ("gke_jobset.sh", (*TPU, "--topology="), "--topology is missing")])
+def test_what_would_fail_only_later_is_refused_by_name(stand_in, script, flags, said):
+    refused = call(script, *flags, "--dry-run")
+    assert refused.returncode == 2 and said in refused.stderr and not refused.stdout
+
+
+def test_a_dry_run_here_prints_the_command_and_makes_nothing():
+    shown = call("local.sh", "--dry-run", "--config.rl.steps=1").stdout.split()
+    assert shown[1:] == ["-m", "dapo_jax.train", "--config=configs/quickstart.py",
+                         "--workdir=runs/quickstart", "--config.rl.steps=1"]
+
+
+def test_a_dry_run_prints_the_variables_that_the_command_needs(stand_in, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    (line,) = call("processes.sh", "1", "--devices=3", "--dry-run").stdout.splitlines()
+    assert r"XLA_FLAGS=--xla_force_host_platform_device_count=3\ " in line.split("-m ")[0]
+    job = call("slurm.sh", "--dry-run", "--workdir=/r", "--gpus", "--requeues=3").stdout
+    assert "env DAPO_JAX_PLATFORM=gpu DAPO_JAX_REQUEUES=3 sbatch " in job
+
+
 # --------------------------------------------------------------------------------- processes here
 
 
@@ -93,6 +132,24 @@ def test_a_signal_reaches_all_and_nothing_is_started_again(stand_in):
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 143
     assert sorted(out.splitlines()) == ["[0] told", "[1] told"]
+
+
+def test_a_signal_that_comes_before_the_processes_is_told_to_them(stand_in, tmp_path):
+    """The interpreter that looks for a port is slow: the signal comes while it does."""
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/usr/bin/env bash\n[ "$1" = -c ] && {{ echo seen >&2; sleep 2; }}\n'
+                    f'exec {tmp_path}/python "$@"\n')
+    slow.chmod(0o755)
+    process = subprocess.Popen(
+        [ROOT / "launch" / "processes.sh", "2", "--stay"], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHON_OF_RUN": str(slow)})
+    assert process.stderr.readline() == "seen\n"
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=30)
+    finally:
+        process.terminate()
+    assert process.returncode == 143
 
 
 def test_each_process_has_its_own_gpus_and_place(stand_in):
@@ -179,8 +236,29 @@ def test_a_tpu_slice_is_asked_for_and_trained_on_by_all_hosts():
     assert call("tpu_pod.sh", "train", *options).returncode == 2  # no work directory
 
 
+@pytest.mark.parametrize("stopped, status, runs", [(False, 143, 3), (True, 3, 1)])
+def test_a_run_on_a_tpu_slice_is_not_started_again_once_it_was_stopped(
+        tmp_path, monkeypatch, stopped, status, runs):
+    """gcloud runs on this machine what it is given for all hosts, and pkill ends nothing."""
+    home = tmp_path / "dapo_jax"
+    stop = f"{ROOT}/launch/tpu_pod.sh stop {' '.join(POD)}" if stopped else "true"
+    for path, text in {
+            tmp_path / "gcloud": f'cd {tmp_path}; last="${{*: -1}}"; bash -c "${{last#*=}}"',
+            tmp_path / "pkill": "exit 0",
+            home / ".venv" / "bin" / "python": f"echo ran >>{tmp_path}/runs; {stop}; exit 143",
+            }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for times in (1, 2):  # another train begins anew, whatever was stopped before
+        ran = call("tpu_pod.sh", "train", *POD, "--restarts=2", "--workdir=/r")
+        assert ran.returncode == status, ran.stderr
+        assert (tmp_path / "runs").read_text().count("ran") == times * runs
+    assert ("stopped by tpu_pod.sh stop" in ran.stderr) == stopped
+
+
 SCHEMA = json.loads((ROOT / "tests" / "cases" / "jobset_schema.json").read_text())
-TPU = ("--image=registry/it's:1", "--accelerator=tpu-v5-lite-podslice", "--topology=4x4")
 
 
 @pytest.mark.parametrize("options", [

@@ -78,6 +78,18 @@ def test_an_axis_that_its_mesh_axis_does_not_divide_stays_whole():
     assert made["embedding"].addressable_shards[0].data.shape == (63, 16)
 
 
+def test_what_an_axis_of_the_mesh_cannot_split_is_said_with_its_share():
+    """Of the tiny model's numbers with heads, ff or vocabulary, two matrices of 2 heads a layer:
+    2 * 2 * 32 * 2 * 8 of 2 * (2 * 32 * 4 * 8 + 2 * 32 * 2 * 8 + 3 * 32 * 48) + 64 * 32."""
+    said = {sizes: mesh_lib.unsplit(jax.sharding.AbstractMesh(sizes, mesh_lib.AXES), tiny.SPEC)
+            for sizes in ((64, 1, 1), (3, 2, 2), (1, 2, 4), (1, 3, 1))}
+    assert said[64, 1, 1] == said[3, 2, 2] == []
+    (heads,), (width,) = said[1, 2, 4], said[1, 3, 1]
+    assert heads.startswith("mesh.tensor = 4 does not divide 12% of the parameters")
+    assert "(blocks.attention.key is" in heads or "(blocks.attention.value is" in heads
+    assert width.startswith("mesh.fsdp = 3 does not divide 100% of the parameters")
+
+
 def test_each_moment_of_the_optimizer_lies_where_its_parameter_does():
     mesh = tiny.mesh(1, 2, 2)
     placed = mesh_lib.param_shardings(mesh, tiny.SPEC)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import ROOT
+from jax.experimental import pallas
 
 from dapo_jax import config, config_checks, plan
 from dapo_jax.models import head, presets
@@ -98,6 +99,25 @@ def test_the_work_of_an_update_is_a_forward_twice_and_a_backward(planned):
     assert found["none"] > 3 * 2 * tokens * matrices
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_products_of_attention_s_kernels_are_two_forward_and_five_backward(causal):
+    """Of 4 heads of 16 numbers, 128 queries after 128 tokens that all of them see: scores of each
+    pair that is seen, where of a query's own row half is."""
+    rows, heads, width, size = 3, 4, 128, 16
+    seen = sum(width + (query + 0.5 if causal else width) for query in range(width))
+    one = 2 * rows * heads * seen * size
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
+    query, keys = shape(rows, heads, width, size), shape(rows, heads, 2 * width, size)
+
+    def equation(*given):
+        call = pallas.pallas_call(lambda *_: None, out_shape=query)
+        (found,) = jax.make_jaxpr(call)(*given).eqns
+        return work._kernel(found, causal)[0]
+    backward = (query, keys, keys, shape(rows, heads, 1, width), query)
+    assert equation(query, keys, keys) == pytest.approx(2 * one)
+    assert 2 * equation(*backward) == pytest.approx(5 * one)
+
+
 def test_each_slice_has_the_chips_that_its_name_says():
     for chip in chips.CHIPS.values():
         for count, name in chip.slices.items():
@@ -115,6 +135,7 @@ def test_each_slice_has_the_chips_that_its_name_says():
     (["--count=2"], "--count=2: 0 or 1"), (["--compiles=-1"], "at least 0"),
     (["--minutes=-1"], "--minutes=-1: at least 0"),
     (["--config.rollout.mesh=(2,1,1)"], "for 2 devices, but the mesh has 4"),
+    (["--config.lora.rank=99"], "config.lora.rank = 99 is more than the"),
     (["--mesh=fsdp:4", "--config.rl.microbatch_tokens=8"], "raise it to at least"),
     (["--config.model.source=folder", "--config.model.path=none/such"], "config.model.preset")])
 def test_what_cannot_be_planned_is_refused_by_name(flags, said):
@@ -125,11 +146,12 @@ def test_what_cannot_be_planned_is_refused_by_name(flags, said):
 
 def test_a_plan_is_printed_and_written(tmp_path, capsys):
     out = tmp_path / "new" / "plan.json"
-    assert plan.main([f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--mesh=data:2,fsdp:2",
+    assert plan.main([f"--config={ROOT / 'tests' / 'tiny_config.py'}", "--mesh=fsdp:1,tensor:4",
                       "--chip=h100", f"--json={out}"]) == 0
     figures, text = json.loads(out.read_text()), capsys.readouterr().out
     assert figures["slice"] == "4 x h100" and figures["longest row"]["fits"]
-    assert figures["notes"] == []
+    (note,) = figures["notes"]  # two heads of keys
+    assert note.startswith("mesh.tensor = 4 does not divide 13%") and note[:60] in text
     assert "without context parallelism" in text and "at the peak" in text
     held = figures["held"]["in update"]
     assert figures["update"]["peak"] == held + figures["update"]["temporary"]

@@ -39,11 +39,9 @@ def test_the_search_by_compiling_ends_at_the_largest_that_fits(guess, fixed, roo
     assert len(asked) == len(set(asked)) <= 6
 
 
-@pytest.mark.parametrize(("room", "largest", "one"), [(200, 8, True), (95, 3, True),
-                                                      (80, 0, False)])
-def test_slots_fit_beside_what_does_not_grow_with_them(room, largest, one):
-    """60 bytes are held, two slots take 20 and 3 to draw a token; the weights take 30 more while
-    they are made, before there are caches: 90 in all."""
+def slots_room(room):
+    """What is held and what programs take: 60 bytes are held, two slots take 20 and 3 to draw a
+    token; the weights take 30 more while they are made, before there are caches: 90 in all."""
     held = memory.Held(10, 20, 10, 0, 30, 4, 16)
     plan = types.SimpleNamespace(
         cfg=types.SimpleNamespace(rollout=types.SimpleNamespace(slots=(4,), rows=4),
@@ -51,8 +49,13 @@ def test_slots_fit_beside_what_does_not_grow_with_them(room, largest, one):
         phase=types.SimpleNamespace(prompts_per_step=8, samples_per_prompt=4))
     work = {name: estimate.Estimate(size, 0, 0) for name, size in
             {"weights": 30, "prefill": 2, "admit": 1, "decode": 3}.items()}
-    found = fit.slots(fit.Room(room, held, memory.Split(1, 1, 1, 1, 1, 7, 1), 2, plan), work,
-                      compiles=0, asked=None)
+    return fit.Room(room, held, memory.Split(1, 1, 1, 1, 1, 7, 1), 2, plan), work
+
+
+@pytest.mark.parametrize(("room", "largest", "one"), [(200, 8, True), (95, 3, True),
+                                                      (80, 0, False)])
+def test_slots_fit_beside_what_does_not_grow_with_them(room, largest, one):
+    found = fit.slots(*slots_room(room), compiles=0, asked=None)
     assert (found["largest slots"], found["one row fits"], found["peak"]) == (largest, one, 90)
 
 

@@ -10,7 +10,7 @@ from dapo_jax import command_line, config, config_checks
 from dapo_jax.planning import chips, compiler, estimate, memory, programs, sources, whole
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.tpu, pytest.mark.xdist_group("tpu"),
+    pytest.mark.slow, pytest.mark.tpu,
     pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")]
 
 

@@ -193,6 +193,25 @@ def test_started_again_every_process_finds_what_process_0_compiled(tmp_path):
     assert [one["found"] for one in again] == [one["asked"] for one in again]
 
 
+def test_what_is_waited_in_meetings_is_counted_also_where_one_does_not_come(monkeypatch):
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    asked = []
+
+    def barrier(*, key, timeout_ms):
+        asked.append((key, timeout_ms))
+        time.sleep(0.05)
+        if key == "late":
+            raise RuntimeError("deadline")
+    monkeypatch.setattr(processes.ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    before = processes.waited()
+    processes.meet("in time", seconds=2.5)
+    assert 0.05 <= processes.waited() - before < 5
+    with pytest.raises(processes.Parted, match="'late' not all .* within 3 s.*deadline"):
+        processes.meet("late", seconds=3)
+    assert processes.waited() - before >= 0.1
+    assert asked == [("in time", 2500), ("late", 3000)]
+
+
 # ----------------------------------------------------------------------------------------- alone
 
 
@@ -206,11 +225,34 @@ def test_one_process_alone_meets_nobody():
 
 @pytest.mark.parametrize("change,match", [
     ({"coordinator": ""}, "--coordinator=HOST:PORT"), ({"coordinator": "host"}, "HOST:PORT"),
-    ({"index": 2}, "--process=2"), ({"index": -1}, "from 0 to --processes - 1 = 1")])
+    ({"coordinator": "host:http"}, "not 'host:http'"), ({"coordinator": ":1234"}, "HOST:PORT"),
+    ({"coordinator": "host:65536"}, "HOST:PORT"), ({"coordinator": "host:0"}, "HOST:PORT"),
+    ({"index": 2}, "--process=2"), ({"index": -1}, "from 0 to --processes - 1 = 1"),
+    ({"count": 0}, "--processes=0: must be from 1"), ({"count": -2}, "--processes=-2"),
+    ({"heartbeat_seconds": 0}, "--heartbeat=0: must be from 1"),
+    ({"join_seconds": -5}, "--join=-5: must be from 1 to"),
+    ({"join_seconds": 10 ** 9}, "--join=1000000000"),
+    ({"kind": "none"}, "--coordinator needs --cluster=manual, not none"),
+    ({"kind": "none", "coordinator": ""}, "--processes needs --cluster=manual, not none"),
+    ({"kind": "slurm", "coordinator": "", "count": 1, "index": 1}, "--process needs .*not slurm")])
 def test_settings_that_contradict_each_other_are_refused(change, match):
-    settings = {"coordinator": "127.0.0.1:1", "count": 2, "index": 0} | change
+    settings = {"kind": "manual", "coordinator": "127.0.0.1:1", "count": 2, "index": 0} | change
     with pytest.raises(config.ConfigError, match=match):
-        processes.start(processes.Cluster("manual", **settings))
+        processes.start(processes.Cluster(**settings))
+
+
+@pytest.mark.parametrize("kind, match", [
+    ("slurm", "'SLURM_JOB_ID' is not set"), ("ompi", "--cluster=ompi: .* is not set"),
+    ("mpi4py", "mpi4py"), ("slrum", "--cluster=slrum")])
+def test_a_cluster_that_is_not_here_is_named_and_what_to_take(monkeypatch, kind, match):
+    """By jax's own search; only its look at whether devices were asked for already is left out."""
+    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
+    monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_"))]:
+        monkeypatch.delenv(name)
+    with pytest.raises(config.ConfigError, match=f"(?s){match}.*take --cluster=manual"):
+        processes.start(processes.Cluster(kind))
 
 
 def test_a_digest_tells_values_shapes_and_types_apart():

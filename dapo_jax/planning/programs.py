@@ -10,7 +10,7 @@ import jax
 from dapo_jax import config, setup_adapter, setup_phases, types
 from dapo_jax.buffer import select
 from dapo_jax.learner import algorithms, features, packing, update
-from dapo_jax.models import attention, gguf, hf, presets
+from dapo_jax.models import attention, gguf, hf, lora, presets
 from dapo_jax.models import spec as specs
 from dapo_jax.rollout import draw, resharding
 from dapo_jax.rollout import programs as rollout_programs
@@ -54,6 +54,8 @@ def plan(cfg: config.Config, *, backend: str, parts: int = 1, sampling: int = 0)
     phase = getattr(cfg, name)
     algorithm = algorithms.resolve(phase.algorithm, where=f"{name}.algorithm")
     spec, shape_from = _spec(cfg, backend)
+    if cfg.lora.rank:
+        lora.check_rank(spec, cfg.lora)
     # cuDNN is asked for its version while it is traced: other kernels stand for it.
     traced = dataclasses.replace(spec, attention=_traceable(spec)) if (
         spec.attention == "cudnn") else spec

@@ -59,7 +59,9 @@ def planned(
     # Slots first: a token of few layers is compiled in seconds.
     slots = fit.slots(room, work, compiles=compiles, asked=asked)
     microbatch = fit.microbatch(room, work, compiles=compiles, asked=asked)
+    notes = [*plan.notes, *mesh_lib.unsplit(made.trained, plan.spec)]
     return _page(plan, chip, shape, room, work) | {
+        "notes": notes,
         "slice": name, "host": _host(plan, made),
         "counted": {name: one.temporary for name, one in counted.items()},
         "update": microbatch, "rollout": slots,
@@ -76,7 +78,7 @@ def _page(plan: programs.Plan, chip: chips.Chip, shape: config.Mesh, room: fit.R
     sampling = chips.sampler_mesh(plan.cfg, shape)
     return {
         "mesh": dataclasses.asdict(shape), "sampler": dataclasses.asdict(sampling),
-        "model": plan.shape_from, "notes": list(plan.notes),
+        "model": plan.shape_from,
         "chip": dataclasses.asdict(chip) | {"slices": None}, "memory": chip.memory,
         "room": room.memory, "held": _held(room.held),
         "programs": {name: dataclasses.asdict(one) for name, one in work.items()},

@@ -95,14 +95,14 @@ def _product(equation: core.JaxprEqn) -> tuple[float, float]:
 def _kernel(equation: core.JaxprEqn, causal: bool) -> tuple[float, float]:
     """An attention kernel over all its leading axes: products of queries x keys, of the causal ones
     half of a token's own keys; one for the scores and one for the mix, and five such products
-    backward, split among its two kernels.
+    backward, half of them in each of its two kernels, which are given more than three arrays.
 
     The kernels are those of models/attention.py; a window is not taken off.
     """
     shapes = [one for one in _shaped(equation.invars)
               if len(one.shape) >= 3 and jnp.issubdtype(one.dtype, jnp.floating)]
     query, keys = shapes[0].shape, shapes[1].shape
-    products = {1: 4, 0: 2}[len(shapes) <= 3]
+    products = 2 if len(shapes) <= 3 else 2.5
     seen = keys[-2] - query[-2] / 2 if causal else keys[-2]
     scores = math.prod(query[:-2]) * query[-2] * seen
     moved = sum(x.size * x.dtype.itemsize for x in shapes)

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 from dapo_jax.runtime import processes
 
 LOG = logging.getLogger(__name__)
+Like = Callable[[int], types.RunState]
 READING_SECONDS = 3600.0  # that the first process to have read a checkpoint waits for the last
 
 
@@ -46,17 +47,18 @@ def open_manager(workdir: str | os.PathLike, *, keep: int) -> ocp.CheckpointMana
                 get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)]))
     folder = pathlib.Path(workdir).absolute() / "checkpoints"
     try:
+        files.set_unlistable_aside(folder)
         manager = ocp.CheckpointManager(folder, options=options)
         names = [path.name for path in manager.directory.iterdir()]
-    except OSError as error:
-        raise config.ConfigError(f"{folder} cannot be read: {error.strerror or error}; is it a "
-                                 "folder of yours, on a disk that is there?") from error
+    except (OSError, ValueError) as error:  # ValueError: of what a checkpoint says of itself
+        raise config.ConfigError(
+            f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}; is it a folder "
+            "of yours, on a disk that is there, and of no other program?") from error
     broken = [name for name in names
               if name[0].isdigit() and not files.complete(manager.directory / name)]
     if broken:
         newest = latest(manager)
-        rest = ("none is complete, so a run begins anew" if newest is None
-                else f"the newest complete is {newest}")
+        rest = "none is complete" if newest is None else f"the newest complete is {newest}"
         LOG.warning("%s: incomplete: %s; %s", folder, ", ".join(sorted(broken)), rest)
     return manager
 
@@ -69,10 +71,9 @@ def save(manager: ocp.CheckpointManager, state: types.RunState, *, score: float 
          ) -> None:
     """Start to write `state` as checkpoint state.step; arrays may be donated when this returns.
 
-    A complete checkpoint of that step is left as it is. Incomplete ones, and those of later steps
-    (left by a run that could not restore them), are renamed to incomplete_* out of the way: Orbax
-    would count them as kept. Errors of the writing, such as a full disk, are raised as ConfigError
-    by the next save, wait or close; checkpoints that are complete stay.
+    A complete checkpoint of that step is left as it is. Incomplete ones, and those of later steps,
+    are renamed to incomplete_* out of the way: Orbax would count them as kept. Errors of writing,
+    such as a full disk, are raised as ConfigError by the next save, wait or close.
     """
     wait(manager)
     step = int(state.step)
@@ -94,34 +95,34 @@ def save(manager: ocp.CheckpointManager, state: types.RunState, *, score: float 
 
 def latest(manager: ocp.CheckpointManager) -> int | None:
     """Newest step with a complete checkpoint on disk; one that is being written is none yet."""
-    complete = (s for s in files.steps(manager) if files.complete(manager.directory / str(s)))
-    return next(complete, None)
+    return next(iter(files.whole(manager)), None)
 
 
 def best(manager: ocp.CheckpointManager) -> int | None:
     """Step with the highest score on disk; None: no checkpoint was saved with one."""
-    scored = [(_score(manager.metrics(step)), step) for step in files.steps(manager)
-              if files.complete(manager.directory / str(step))]
+    scored = [(_score(manager.metrics(step)), step) for step in files.whole(manager)]
     score, step = max(scored, default=(-math.inf, None))
     return step if score > -math.inf else None
 
 
-def restore(manager: ocp.CheckpointManager, like: types.RunState, *,
+def restore(manager: ocp.CheckpointManager, like: types.RunState | Like, *,
             step: int | None = None) -> types.RunState:
     """The state saved at `step`, or at the newest step that can be read: see state.step.
 
+    `like` may be a function of the step: of another phase, the optimizer's state is another tree.
     Device leaves of `like` (arrays or jax.ShapeDtypeStruct with shardings) must have the stored
     shapes and are restored straight onto their shardings; numpy leaves get the stored number of
     rows. Raises ConfigError if the trees differ or there is nothing to restore.
     """
-    steps = [s for s in files.steps(manager) if files.complete(manager.directory / str(s))]
+    steps = files.whole(manager)
     if step is not None:
         if step not in steps:
             raise config.ConfigError(f"{manager.directory}: no complete checkpoint of step {step}; "
                                      f"there are: {', '.join(map(str, steps)) or 'none'}")
-        return _read(manager, like, step)
+        return _read(manager, like(step) if callable(like) else like, step)
     for candidate in steps:
-        state, fault = _attempt(manager, like, candidate)
+        wanted = like(candidate) if callable(like) else like
+        state, fault = _attempt(manager, wanted, candidate)
         # A process reads its own shards: what one cannot read, none may go on from.
         faults = processes.gather(fault, what=f"reading of checkpoint {candidate}",
                                   seconds=READING_SECONDS)
@@ -165,8 +166,7 @@ def _read(manager: ocp.CheckpointManager, like: types.RunState, step: int) -> ty
     wait for one that cannot."""
     targets, path = _named(like), manager.directory / str(step)
     files.check_format(path)
-    shapes = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in
-              json.loads((path / "leaves" / "metadata").read_text()).items()}
+    shapes = files.shapes(path)
     _check(path, targets, shapes)
     full = [name for name, (_, shape) in shapes.items() if 0 not in shape]
     item = {name: np.empty(0) if _on_host(targets[name]) else targets[name] for name in full}
@@ -252,8 +252,9 @@ def sole_use(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
-                 free: tuple[str, ...]) -> None:
-    """Raise ConfigError if DIR/config.json differs in a field that is not below a `free` prefix.
+                 free: tuple[str, ...]) -> list[str]:
+    """Raise ConfigError if DIR/config.json differs in a field that is not below a `free` prefix;
+    return the free fields in which it differs.
 
     A directory without config.json is accepted, unless it holds a run's checkpoints.
     """
@@ -263,32 +264,31 @@ def check_config(workdir: str | os.PathLike, config_json: Mapping[str, Any], *,
         if any(path.parent.glob("checkpoints/[0-9]*")):
             raise config.ConfigError(f"{workdir} holds checkpoints but no config.json to say of "
                                      "what; put it back, or choose another work directory")
-        return
+        return []
     try:
         old = _fields(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, AttributeError) as error:
         raise config.ConfigError(f"{path} is no JSON object ({error}); remove it, or choose "
                                  "another work directory") from error
     new = _fields(json.loads(json.dumps(config_json)))
+    differ = [name for name in dict.fromkeys([*new, *old])
+              if old.get(name, "absent") != new.get(name, "absent")]
     lines = [f"  {name}: {old.get(name, 'absent')!r} there, {new.get(name, 'absent')!r} now"
-             for name in dict.fromkeys([*new, *old])
-             if old.get(name, "absent") != new.get(name, "absent")
-             and not any(f"{name}.".startswith(f"{prefix}.") for prefix in free)]
+             for name in differ if not f"{name}.".startswith(tuple(f"{one}." for one in free))]
     if lines:
         raise config.ConfigError(f"{workdir} belongs to another configuration; choose another work "
                                  "directory or set back:\n" + "\n".join(lines))
+    return differ
 
 
 def _check_kinds(workdir: pathlib.Path) -> None:
     """Refuse a folder where a run keeps a file, and the reverse."""
-    for name in ("config.json", "metrics.jsonl"):
-        if (workdir / name).is_dir():
-            raise config.ConfigError(f"{workdir / name} is a folder, where a run keeps a file; "
-                                     "choose another work directory")
-    for name in ("checkpoints", "samples", "tb"):
-        if (workdir / name).is_file():
-            raise config.ConfigError(f"{workdir / name} is a file, where a run keeps a folder; "
-                                     "choose another work directory")
+    own, folders = ("config.json", "metrics.jsonl"), ("checkpoints", "samples", "tb")
+    wrong = [(name, "folder", "file") for name in own if (workdir / name).is_dir()]
+    wrong += [(name, "file", "folder") for name in folders if (workdir / name).is_file()]
+    for name, found, kept in wrong:
+        raise config.ConfigError(f"{workdir / name} is a {found}, where a run keeps a {kept}; "
+                                 "choose another work directory")
 
 
 def _fields(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import json
 import logging
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint._src.serialization import replica_slices
 
 from dapo_jax import config
@@ -20,6 +21,8 @@ LOG = logging.getLogger(__name__)
 # Raised whenever an older reader would misread what is written.
 FORMAT = 1
 _KEY = "dapo_jax_format"
+WAIT_MS = 600_000  # that processes wait for the first, which renames
+ASIDE = "incomplete_"  # how names begin of checkpoints that could not be read
 
 
 def metadata() -> dict[str, int]:
@@ -40,10 +43,30 @@ def check_format(path: Any) -> None:
             "wrote it, or choose another work directory")
 
 
+def shapes(path: Any) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Type and shape of each leaf that a checkpoint holds; ValueError if its table is none."""
+    file = path / "leaves" / "metadata"
+    try:
+        return {name: (np.dtype(dtype), tuple(map(int, shape)))
+                for name, (dtype, shape) in json.loads(file.read_text()).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is no table of types and shapes: {error}") from None
+
+
 def steps(manager: ocp.CheckpointManager) -> list[int]:
     """Steps that have a directory, newest first. The manager's own list also has unwritten ones."""
     names = (path.name for path in manager.directory.iterdir())
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    return sorted((int(name) for name in names if _step(name)), reverse=True)
+
+
+def whole(manager: ocp.CheckpointManager) -> list[int]:
+    """Steps of the complete checkpoints on disk, newest first."""
+    return [step for step in steps(manager) if complete(manager.directory / str(step))]
+
+
+def _step(name: str) -> bool:
+    """Whether it is a step's number as Orbax writes it: 0012 is another's folder."""
+    return name.isascii() and name.isdigit() and str(int(name)) == name
 
 
 def complete(path: Any) -> bool:
@@ -56,7 +79,7 @@ def complete(path: Any) -> bool:
         tree = (path / "arrays" / "manifest.ocdbt").stat().length
     except (OSError, ValueError, KeyError):
         return False
-    return path.name.isdigit() and bool(committed) and tree > 0
+    return _step(path.name) and bool(committed) and tree > 0
 
 
 def fault(error: Exception) -> str:
@@ -69,19 +92,56 @@ def fault(error: Exception) -> str:
     raise error
 
 
+def check_none_was_there(manager: ocp.CheckpointManager) -> None:
+    """Refuse to begin anew where a checkpoint was whole once and is not any more: its metrics and
+    samples would be cut off. One that was never written to its end has another name."""
+    names = sorted(path.name for path in manager.directory.iterdir()
+                   if _step(path.name) or path.name.startswith(ASIDE))
+    if names:
+        raise config.ConfigError(
+            f"{manager.directory} holds no complete checkpoint, but what is left of some: "
+            f"{', '.join(names)}; put back what is missing, start in another work directory, or "
+            "remove them to begin again, which cuts this run's metrics and samples")
+
+
 def set_aside(manager: ocp.CheckpointManager, found: list[int]) -> None:
     """Rename the checkpoints of these steps to incomplete_*."""
     if not found:
         return
     if jax.process_index() == 0:
-        for step in found:
-            names = (manager.directory / f"incomplete_{step}_{n}" for n in itertools.count())
-            target = next(path for path in names if not path.exists())
-            (manager.directory / str(step)).rename(target)
-            LOG.warning("%s: checkpoint %d is renamed to %s", manager.directory, step, target.name)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("checkpoints set aside")
+        _rename(manager.directory, found)
+    _all_wait("checkpoints set aside")
     manager.reload()
+
+
+def set_unlistable_aside(folder: pathlib.Path) -> None:
+    """Rename checkpoints whose score is no JSON object: Orbax reads all scores when it lists a
+    folder, and could not even open it. To be called by all processes, before that."""
+    if jax.process_index() == 0 and folder.is_dir():
+        _rename(folder, [int(path.name) for path in folder.iterdir()
+                         if _step(path.name) and not _scored(path / "metrics" / "metrics")])
+    _all_wait("checkpoints that cannot be listed set aside")
+
+
+def _scored(path: pathlib.Path) -> bool:
+    """Whether it is a score as Orbax writes it, or not there at all."""
+    try:
+        return not path.exists() or isinstance(json.loads(path.read_text()), dict)
+    except ValueError:
+        return False
+
+
+def _rename(folder: Any, found: list[int]) -> None:
+    for step in found:
+        names = (folder / f"{ASIDE}{step}_{n}" for n in itertools.count())
+        target = next(path for path in names if not path.exists())
+        (folder / str(step)).rename(target)
+        LOG.warning("%s: checkpoint %d is renamed to %s", folder, step, target.name)
+
+
+def _all_wait(what: str) -> None:
+    if jax.process_count() > 1:
+        ocp.multihost.get_barrier_sync_fn()(key=what, timeout_ms=WAIT_MS)
 
 
 def compile_slices(tree: Any) -> None:
@@ -112,10 +172,10 @@ def explained(manager: ocp.CheckpointManager, step: int | None) -> Iterator[None
         if not _of_the_disk(error):
             raise
         which = "the last checkpoint" if step is None else f"checkpoint {step}"
-        whole = [str(s) for s in steps(manager) if complete(manager.directory / str(s))]
+        left = ", ".join(map(str, whole(manager)))
         raise config.ConfigError(
             f"{manager.directory}: {which} could not be written: {error}. Complete there: "
-            f"{', '.join(whole) or 'none'}; make room or mend the disk, and start again"
+            f"{left or 'none'}; make room or mend the disk, and start again"
             ) from error
 
 

@@ -104,6 +104,28 @@ def _param_sharding(mesh: AnyMesh, shape: tuple[int, ...], axes: tuple[str, ...]
         for size, part in zip(shape, parts, strict=True))))
 
 
+def unsplit(mesh: AnyMesh, spec: ModelSpec) -> list[str]:
+    """For each axis of the mesh that leaves a hundredth or more of the parameters that it is there
+    to split whole, since it divides no axis of theirs, a sentence that says how much and names the
+    largest."""
+    structs = jax.tree_util.tree_leaves_with_path(model_structs(mesh, spec))
+    names = jax.tree.leaves(transformer.logical_axes(spec), is_leaf=lambda x: isinstance(x, tuple))
+    said = []
+    for axis in (one for one in AXES if mesh.shape[one] > 1):
+        meant = [(leaf.size, axis in leaf.sharding.spec, path)
+                 for (path, leaf), axes in zip(structs, names, strict=True)
+                 if axis in map(RULES.get, axes)]
+        left = [(size, path) for size, split, path in meant if not split]
+        share = sum(size for size, _ in left) / max(1, sum(size for size, *_ in meant))
+        if share >= 0.01:
+            largest = jax.tree_util.keystr(max(left, key=lambda one: one[0])[1], simple=True,
+                                           separator=".")
+            said.append(f"mesh.{axis} = {mesh.shape[axis]} does not divide {share:.0%} of the "
+                        f"parameters that it is there to split ({largest} is the largest): each "
+                        "device holds them whole")
+    return said
+
+
 def like_params(mesh: AnyMesh, params_shardings: types.Tree, tree: types.Tree) -> types.Tree:
     """Shardings for a tree of shapes that holds copies of the parameters, such as an optimizer's
     state: a leaf whose path ends in a parameter's path, and whose shape such a split fits, is split

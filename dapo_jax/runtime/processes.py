@@ -30,6 +30,7 @@ from dapo_jax.runtime import mesh as mesh_lib
 Value = TypeVar("Value")
 
 LEAST = 1 << 10  # bytes of the smallest exchange
+MOST = 1_000_000  # processes, and seconds that one is waited for
 _waited = {"meetings": 0.0}  # seconds; see `waited`
 MANUAL, ALONE = "manual", "none"
 
@@ -74,11 +75,11 @@ def start(cluster: Cluster) -> None:
 
     Raises ConfigError if the settings contradict each other or the others do not come.
     """
+    _check(cluster)
     if cluster.kind == ALONE:
         return
     manual: dict[str, Any] = {}
     if cluster.kind == MANUAL:
-        _check(cluster)
         manual = {"coordinator_address": cluster.coordinator, "num_processes": cluster.count,
                   "process_id": cluster.index}
     method = None if cluster.kind in (MANUAL, "auto") else cluster.kind
@@ -89,9 +90,11 @@ def start(cluster: Cluster) -> None:
             heartbeat_timeout_seconds=cluster.heartbeat_seconds,
             # One that ends by an error waits so long for the others, who wait for it.
             shutdown_timeout_seconds=cluster.heartbeat_seconds)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, KeyError, ImportError) as error:
+        missing = " is not set" if isinstance(error, KeyError) else ""
         raise config.ConfigError(
             f"--cluster={cluster.kind}: the processes of the run did not find each other: {error}"
+            f"{missing}. Outside such a cluster take --cluster=manual (--help says more)"
             ) from error
     if cluster.coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost"):
         _find_programs_of_others()
@@ -109,9 +112,21 @@ def _find_programs_of_others() -> None:
 
 
 def _check(cluster: Cluster) -> None:
-    if not cluster.coordinator or ":" not in cluster.coordinator:
+    """Refuse what jax.distributed would take: it would end by a crash, wait for ever, or not be
+    asked at all."""
+    given = [name for name, value, usual in (
+        ("coordinator", cluster.coordinator, ""), ("processes", cluster.count, 1),
+        ("process", cluster.index, 0)) if value != usual]
+    if given and cluster.kind != MANUAL:
+        raise config.ConfigError(f"--{given[0]} needs --cluster=manual, not {cluster.kind}")
+    host, _, port = cluster.coordinator.rpartition(":")
+    if cluster.kind == MANUAL and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise config.ConfigError("--cluster=manual needs --coordinator=HOST:PORT of process 0, not "
                                  f"{cluster.coordinator!r}")
+    for name, number in (("processes", cluster.count), ("heartbeat", cluster.heartbeat_seconds),
+                         ("join", cluster.join_seconds)):
+        if not 1 <= number <= MOST:
+            raise config.ConfigError(f"--{name}={number}: must be from 1 to {MOST}")
     if not 0 <= cluster.index < cluster.count:
         raise config.ConfigError(f"--process={cluster.index}: must be from 0 to --processes - 1 = "
                                  f"{cluster.count - 1}")

@@ -30,16 +30,16 @@ def restore(path: str | os.PathLike, like: types.Tree) -> types.Tree:
         return checkpointer.restore(path, like)
 
 
-def check_run(workdir: str | os.PathLike, like: types.Tree, *, wanted: int = -1) -> None:
+def check_run(workdir: str | os.PathLike, like: types.Tree, *, wanted: int = -1,
+              where: str = "--workdir") -> None:
     """Refuse a run without a checkpoint, or whose parameters are not of the shapes of `like`.
 
-    `wanted` is the checkpoint's step; -1: the newest.
+    `wanted` is the checkpoint's step; -1: the newest. `where` is the setting that names the run.
     """
-    with _opened(workdir, wanted) as (manager, step):
-        stored = manager.restore(
-            step, args=ocp.args.Composite(leaves=ocp.args.JsonRestore())).leaves
+    with _opened(workdir, wanted, where) as (manager, step):
+        stored = checkpoint_files.shapes(manager.directory / str(step))
     for name, leaf in _named(like).items():
-        shape = tuple(stored[name][1]) if name in stored else None
+        shape = stored[name][1] if name in stored else None
         if shape != leaf.shape:
             raise config.ConfigError(
                 f"{workdir}: {name} is {shape or 'missing'} in the checkpoint of step {step}, but "
@@ -68,23 +68,31 @@ def mark_of_run(workdir: str | os.PathLike, *, step: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _opened(workdir: str | os.PathLike, wanted: int
+def _opened(workdir: str | os.PathLike, wanted: int, where: str = "--workdir"
             ) -> Iterator[tuple[ocp.CheckpointManager, int]]:
-    nothing = config.ConfigError(f"--workdir={workdir} holds no complete checkpoint" + (
-        f" of step {wanted}" if wanted >= 0 else ""))
     if not (pathlib.Path(workdir) / "checkpoints").is_dir():  # opening it would make it
-        raise nothing
+        raise _nothing(f"{where}={workdir}", wanted, [])
     manager = checkpoint.open_manager(workdir, keep=1)
     try:
-        step = checkpoint.latest(manager) if wanted < 0 else wanted
-        if step is None or not checkpoint_files.complete(manager.directory / str(step)):
-            raise nothing
+        there = checkpoint_files.whole(manager)
+        step = wanted if wanted >= 0 or not there else there[0]
+        if step not in there:
+            raise _nothing(f"{where}={workdir}", wanted, there)
         checkpoint_files.check_format(manager.directory / str(step))
         with _read(f"{manager.directory}: checkpoint {step} cannot be read",
                    "choose another (--checkpoint=STEP), or remove it"):
             yield manager, step
     finally:
         checkpoint.close(manager)
+
+
+def _nothing(named: str, wanted: int, there: list[int]) -> config.ConfigError:
+    """That a run has no checkpoint of the step `wanted` (-1: none at all), and what to do."""
+    remedy = (f"there are: {', '.join(map(str, there))}" if there else "name the folder of a run "
+              "that has saved one: the first comes after config.checkpoint.every steps, when a "
+              "phase ends and on SIGTERM")
+    step = f" of step {wanted}" if wanted >= 0 else ""
+    return config.ConfigError(f"{named} holds no complete checkpoint{step}; {remedy}")
 
 
 @contextlib.contextmanager
