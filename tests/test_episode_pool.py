@@ -2,8 +2,10 @@
 
 import dataclasses
 import time
+import types
 
 import hostile_environments
+import numpy as np
 import pytest
 
 from dapo_jax import config
@@ -87,6 +89,29 @@ def test_only_idempotent_steps_are_tried_again(tmp_path, hostile):
         assert said(pool, ["nan"]).failure == "turn"  # no other try would mend it
         assert pool.failures["retries"] == 3
     assert said(hostile, [f"once:raise:{tmp_path / 'never'}"]).failure == "error"
+
+
+def test_a_worker_is_replaced_after_memory_ran_out_and_not_after_an_exception(hostile):
+    def served():
+        return {worker.process.pid for worker in hostile.crew.workers}
+
+    said(hostile, ["end"])  # one is ready
+    before = served()
+    assert said(hostile, ["raise"]).failure == "error" and served() == before
+    assert said(hostile, ["hog"]).failure == "memory"
+    assert said(hostile, ["end"]).done and len(before - served()) == 1
+
+
+def test_each_further_try_waits_twice_as_long_up_to_a_bound():
+    pool = episode_pool.Pool("patient", True, limits(retries=20, backoff=0.5), crew=None)
+    pauses = []
+    for tries in range(1, 12):
+        worker = types.SimpleNamespace(work=episode_pool._Call(0, b"", 0.0, tries), deadline=0.0)
+        episode_pool._settle(pool, worker, "error", "on purpose")
+        pauses.append(pool.paused.pop()[0] - time.monotonic())
+    wanted = [min(0.5 * 2 ** tries, episode_pool.LONGEST_PAUSE) for tries in range(11)]
+    assert wanted[-1] == episode_pool.LONGEST_PAUSE > wanted[3]
+    np.testing.assert_allclose(pauses, wanted, atol=0.05)  # the clock goes on between
 
 
 def test_an_environment_that_keeps_failing_is_left_alone_then_tried_again():
