@@ -165,6 +165,8 @@ class Checkpoints:
     """When the state is saved, and what is kept."""
 
     every: int = option(50, "steps between checkpoints; 0: only at the end and on SIGTERM")
+    deadline: float = option(0.0, "seconds from the start on after which the run saves and leaves "
+                             "with status 143, as on SIGTERM, when its step ends; 0: none")
     keep: int = option(2, "newest ones kept")
     best: str = option("", "metric of the evaluation by which one more is kept, the highest of "
                        "those saved, such as eval/avg@8 or eval/greedy; empty: none")

@@ -90,7 +90,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "environment.turns": (1, 10_000), "environment.workers": (1, 4096),
     "environment.retries": (0, 1000), "environment.reply_lag": (0, 1_000_000),
     "environment.parked": (0, 1_000_000), "environment.parked_host": (0, 1_000_000),
-    "processes.late_seconds": (1e-3, 1e6),
+    "processes.late_seconds": (1e-3, 1e6), "checkpoint.deadline": (0, 1e9),
     "scoring.timeout": (1e-3, 1e6), "scoring.failure_reward": (-1e6, 1e6),
     "task.digits": (0, 18), "dynamic_sampling.predictor.alpha": (0, 1e3),
     "dynamic_sampling.predictor.ratio1": (0, 1e3), "dynamic_sampling.predictor.ratio2": (0, 1e3),

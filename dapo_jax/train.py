@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -55,8 +56,9 @@ class Run:
     evaluator: evaluate.Evaluator
     checkpoints: checkpoint.ocp.CheckpointManager
     journal: journals.Journal
+    begun: float  # monotonic seconds
     signals: list[int]  # that this process received
-    agreed: list[int]  # signals that all know of: the run ends in order
+    agreed: list[tuple[int, str]]  # a signal, and what it was, that all know of: the run ends
     base: setup_adapter.Base | None  # None: all parameters are trained
 
 
@@ -71,6 +73,7 @@ class Batch:
 
 def train(cfg: config.Config, workdir: str) -> int:
     """Run or continue `cfg` in `workdir`; returns the exit status."""
+    begun = time.monotonic()
     metrics.count_compiles()
     parts = setup.prepare(cfg)
     with contextlib.ExitStack() as stack:
@@ -91,7 +94,7 @@ def train(cfg: config.Config, workdir: str) -> int:
         evaluator = evaluate.compile_evaluator(parts, judge)
         journal = journals.opened(workdir, cfg, stack, done=int(state.step) if found else -1,
                                   steps=parts.steps)
-        run = Run(parts, judge, evaluator, manager, journal, signals, [], base)
+        run = Run(parts, judge, evaluator, manager, journal, begun, signals, [], base)
         processes.compile_exchanges(setup.most_samples(cfg) * SCORE_BYTES)
         try:
             state = _phases(run, state, new=not found)
@@ -103,8 +106,9 @@ def train(cfg: config.Config, workdir: str) -> int:
                      state.step, workdir)
             return command_line.DONE
         checkpoint.save(manager, state)
-    LOG.warning("signal %d: saved after step %d; start again to go on", run.agreed[0], state.step)
-    return 128 + run.agreed[0]
+    number, what = run.agreed[0]
+    LOG.warning("%s: saved after step %d; start again to go on", what, state.step)
+    return 128 + number
 
 
 def _log_start(parts: setup.Parts) -> None:
@@ -147,7 +151,7 @@ def _over(phase: setup_phases.Phase, state: types.RunState) -> bool:
 
 
 def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types.RunState:
-    """The phase's remaining steps, fewer if a signal comes."""
+    """The phase's remaining steps, fewer if a signal or the deadline comes."""
     phase, cfg = phase_run.phase, run.parts.cfg
     checkpoint_files.compile_slices(state.train)
     since = _agree(run, state)  # a signal may have come while this phase compiled
@@ -169,7 +173,7 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
         # The line is there before its checkpoint can be: a run that goes on may cut, not add.
         journals.write_line(run.journal, line)
         busy = time.perf_counter() - begun - (processes.waited() - waited)
-        since = _agree(run, state, seconds=busy)
+        since = _agree(run, state, seconds=busy, late=_late(run))
         begun, compiled, waited = time.perf_counter(), metrics.compile_count(), processes.waited()
         if last or (cfg.checkpoint.every and step % cfg.checkpoint.every == 0):
             checkpoint.save(run.checkpoints, state, score=line.get(cfg.checkpoint.best))
@@ -177,20 +181,29 @@ def _steps(run: Run, phase_run: phases.PhaseRun, state: types.RunState) -> types
     return state
 
 
-def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0) -> dict[str, float]:
-    """Hear of signals that any process got, after checking that all hold the same state. `seconds`
-    is what this process was busy for, without waiting for others in meetings; the metrics name the
-    slowest."""
+def _late(run: Run) -> bool:
+    """Whether the deadline has passed. Asked after steps only, so that each start takes one."""
+    deadline = run.parts.cfg.checkpoint.deadline
+    return 0 < deadline < time.monotonic() - run.begun
+
+
+def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0, late: bool = False
+           ) -> dict[str, float]:
+    """Hear of signals that any process got, or that it is `late`, after checking that all hold the
+    same state. `seconds` is what this process was busy for, without waiting for others in meetings;
+    the metrics name the slowest."""
+    told = [(number, f"signal {number}") for number in run.signals[:1]]
+    told += [(int(signal.SIGTERM), "checkpoint.deadline")] * late
     if jax.process_count() == 1:
-        run.agreed.extend(run.signals[:1])
+        run.agreed.extend(told)
         return {}
     after = f"after step {int(state.step)}"
     none: types.Tree = None
     same = processes.digests(dataclasses.replace(state, train=none))
-    found = processes.gather((same, run.signals[:1], seconds), what=f"agreement {after}",
+    found = processes.gather((same, told, seconds), what=f"agreement {after}",
                              seconds=run.parts.cfg.processes.late_seconds)
     processes.check_same([digests for digests, _, _ in found], where=after)
-    run.agreed.extend(number for _, signals, _ in found for number in signals)
+    run.agreed.extend(one for _, told, _ in found for one in told)
     busy = [each for _, _, each in found]
     return {"processes/slowest": int(np.argmax(busy)), "processes/slowest_seconds": max(busy),
             "processes/mean_seconds": float(np.mean(busy))}

@@ -144,6 +144,16 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_what_it_wr
 # ------------------------------------------------------------------------ signals and second starts
 
 
+def test_a_deadline_ends_the_run_after_a_step_which_each_start_takes(tmp_path, whole, caplog):
+    for step in (1, 2):
+        caplog.clear()
+        assert runs.run(tmp_path, {"checkpoint.deadline": 1e-3}) == command_line.TERMINATED
+        assert f"checkpoint.deadline: saved after step {step}; start again" in caplog.text
+        assert (tmp_path / "checkpoints" / str(step)).is_dir()
+    assert runs.run(tmp_path, {"checkpoint.deadline": 1e6}) == command_line.DONE
+    runs.assert_same_run(tmp_path, whole)
+
+
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_after_its_step(tmp_path, whole, caplog, number, status):
     write = metrics.write
