@@ -3,26 +3,22 @@
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import logging
 import operator
 import os
 import pathlib
-import re
 import select
 import signal
 import sys
 import tempfile
 import textwrap
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from dapo_jax import config, config_checks, config_gin
+from dapo_jax import config, config_checks, config_file, config_gin
 
 DONE, BAD_INPUT, LIMIT, INTERRUPTED, NO_READER, TERMINATED = 0, 2, 3, 130, 141, 143
 
@@ -49,8 +45,8 @@ def parse(
         raise SystemExit(DONE)
     path, arguments = _take_config(arguments, program)
     bound, arguments = _take_gin(arguments)
-    values, chosen = flags.FlagValues(), load_file(path)
-    set_fields(chosen, bound)
+    values, chosen = flags.FlagValues(), config_file.load(path)
+    config_file.set_fields(chosen, bound)
     for name, flag in extra.items():
         kind = flags.DEFINE_integer if isinstance(flag.default, int) else flags.DEFINE_string
         kind(name, flag.default, flag.help, flag_values=values)
@@ -66,7 +62,7 @@ def parse(
     for name in (name for name, flag in extra.items() if flag.default is None):
         if not values[name].value:
             raise config.ConfigError(f"--{name} is missing; see {program} --help")
-    set_fields(values["config"].value, changes)
+    config_file.set_fields(values["config"].value, changes)
     cfg = config_checks.from_dict(values["config"].value)
     return cfg, {name: values[name].value for name in extra}
 
@@ -116,66 +112,11 @@ def _take_gin(arguments: Sequence[str]) -> tuple[list[config_gin.Setting], list[
     return config_gin.read(found["gin_file"], found["gin_binding"]), rest
 
 
-def set_fields(values: ml_collections.ConfigDict, changes: Iterable[config_gin.Setting]) -> None:
-    """Change fields in place; ConfigError names one that does not exist, with its neighbours, or
-    whose value is of another type."""
-    known = field_names()
-    for one in changes:
-        if one.name not in known:
-            raise config.ConfigError(f"{one.where}: unknown field config.{one.name}"
-                                     f"{config.near(one.name, known)}")
-        try:
-            values.update_from_flattened_dict({one.name: one.value})
-        except (TypeError, ValueError) as error:
-            raise config.ConfigError(f"{one.where}: {error}") from error
-
-
-def load_file(path: str) -> ml_collections.ConfigDict:
-    """The ConfigDict of a configuration file's get_config()."""
-    values = call_file(path, "get_config")
-    if not isinstance(values, ml_collections.ConfigDict):
-        raise config.ConfigError(f"{path}: get_config() must return a ConfigDict made by "
-                                 f"dapo_jax.config.default(), not {type(values).__name__}")
-    return values
-
-
-def call_file(path: str, function: str) -> Any:
-    """What a configuration file's function of no arguments returns; None if it has no such
-    function. Raises ConfigError with file and line for what goes wrong there."""
-    if not (file := pathlib.Path(path)).is_file():
-        beside = [str(other) for other in file.parent.glob("*.py")] if file.suffix else []
-        raise config.ConfigError(f"--config={path}: there is no such file"
-                                 f"{config.near(path, beside)}")
-    spec = importlib.util.spec_from_file_location("experiment", path)
-    if spec is None or spec.loader is None:
-        made = ": it holds what a run was made of; name the .py file that the run was started with"
-        raise config.ConfigError(f"--config={path}: not a .py file"
-                                 f"{made if file.name == 'config.json' else ''}")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        return getattr(module, function, lambda: None)()
-    except (Exception, SystemExit) as error:
-        here = [frame for frame in traceback.extract_tb(error.__traceback__)
-                if frame.filename == spec.origin]
-        line = f", line {here[-1].lineno}" if here else ""
-        raise config.ConfigError(f"{path}{line}: {_fault(error)}") from error
-
-
-def _fault(error: BaseException) -> str:
-    """What a configuration file did wrong, in short where it set a field that does not exist."""
-    missing = re.match(r"'?Key \"(\w+)\" does not exist", str(error))
-    if missing is None:
-        return f"{type(error).__name__}: {error}"
-    known = {part for name in field_names() for part in name.split(".")}
-    return f"unknown field {missing[1]}{config.near(missing[1], known)}"
-
-
 def _explain(error: Exception, arguments: Sequence[str], extra: Iterable[str],
              program: str) -> str:
     """Name the overridden field or the flag that does not exist, with its neighbours; else the
     error."""
-    known = field_names()
+    known = config_file.field_names()
     for argument in arguments:
         name = argument.lstrip("-").split("=")[0]
         path = name.removeprefix("config.")
@@ -186,18 +127,6 @@ def _explain(error: Exception, arguments: Sequence[str], extra: Iterable[str],
         wrong = f"--{error.flagname}"
         return f"unknown flag {wrong}{config.near(wrong, names)} ({program} --help lists all)"
     return str(error)
-
-
-def field_names(record: Any = None, prefix: str = "") -> dict[str, dataclasses.Field]:
-    """Every configuration field by its dotted name."""
-    names: dict[str, dataclasses.Field] = {}
-    for field in dataclasses.fields(config.Config() if record is None else record):
-        value = getattr(config.Config() if record is None else record, field.name)
-        if dataclasses.is_dataclass(value):
-            names |= field_names(value, f"{prefix}{field.name}.")
-        else:
-            names[prefix + field.name] = field
-    return names
 
 
 def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
@@ -217,7 +146,7 @@ def describe(program: str, purpose: str, extra: Mapping[str, Flag]) -> str:
               "143 saved and left on SIGTERM (130: on Ctrl-C)", "",
               "configuration fields (--config.NAME=VALUE), with defaults:"]
     defaults = config.Config()
-    for name, field in field_names().items():
+    for name, field in config_file.field_names().items():
         # Not field.default: a section may be made with other values.
         default = operator.attrgetter(name)(defaults)
         text = field.metadata["help"]

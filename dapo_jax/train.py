@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 
 from dapo_jax import (
+    agreement,
     calibration,
     command_line,
     config,
@@ -58,7 +58,7 @@ class Run:
     journal: journals.Journal
     begun: float  # monotonic seconds
     signals: list[int]  # that this process received
-    agreed: list[tuple[int, str]]  # a signal, and what it was, that all know of: the run ends
+    agreed: list[agreement.Ending]  # that all know of
     base: setup_adapter.Base | None  # None: all parameters are trained
 
 
@@ -106,9 +106,9 @@ def train(cfg: config.Config, workdir: str) -> int:
                      state.step, workdir)
             return command_line.DONE
         checkpoint.save(manager, state)
-    number, what = run.agreed[0]
-    LOG.warning("%s: saved after step %d; start again to go on", what, state.step)
-    return 128 + number
+    ending = run.agreed[0]
+    LOG.warning("%s: saved after step %d; start again to go on", ending.what, state.step)
+    return 128 + ending.signal
 
 
 def _log_start(parts: setup.Parts) -> None:
@@ -189,24 +189,12 @@ def _late(run: Run) -> bool:
 
 def _agree(run: Run, state: types.RunState, *, seconds: float = 0.0, late: bool = False
            ) -> dict[str, float]:
-    """Hear of signals that any process got, or that it is `late`, after checking that all hold the
-    same state. `seconds` is what this process was busy for, without waiting for others in meetings;
-    the metrics name the slowest."""
-    told = [(number, f"signal {number}") for number in run.signals[:1]]
-    told += [(int(signal.SIGTERM), "checkpoint.deadline")] * late
-    if jax.process_count() == 1:
-        run.agreed.extend(told)
-        return {}
-    after = f"after step {int(state.step)}"
-    none: types.Tree = None
-    same = processes.digests(dataclasses.replace(state, train=none))
-    found = processes.gather((same, told, seconds), what=f"agreement {after}",
-                             seconds=run.parts.cfg.processes.late_seconds)
-    processes.check_same([digests for digests, _, _ in found], where=after)
-    run.agreed.extend(one for _, told, _ in found for one in told)
-    busy = [each for _, _, each in found]
-    return {"processes/slowest": int(np.argmax(busy)), "processes/slowest_seconds": max(busy),
-            "processes/mean_seconds": float(np.mean(busy))}
+    """Hear from all processes whether the run ends here; see agreement.reached."""
+    known = agreement.endings(run.signals, late=late)
+    found, values = agreement.reached(state, known, seconds=seconds,
+                                      late_seconds=run.parts.cfg.processes.late_seconds)
+    run.agreed.extend(found)
+    return values
 
 
 def _next_samples(run: Run, phase_run: phases.PhaseRun, state: types.RunState, step: int) -> Batch:

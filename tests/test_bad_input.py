@@ -8,7 +8,7 @@ import pytest
 import runs
 from conftest import ROOT
 
-from dapo_jax import command_line, config, evaluate, report, train
+from dapo_jax import command_line, config, config_file, evaluate, report, train
 from dapo_jax.runtime import checkpoint, metrics
 
 TINY = "tests/tiny_config.py"
@@ -296,4 +296,4 @@ def test_help_names_every_field_and_leaves_with_0(capsys):
         train.main(["--help"])
     assert leaving.value.code == command_line.DONE
     text = capsys.readouterr().out
-    assert all(f"  {name} = " in text for name in command_line.field_names())
+    assert all(f"  {name} = " in text for name in config_file.field_names())

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dapo_jax import command_line, config, config_checks, config_checks_effects
+from dapo_jax import config, config_checks, config_checks_effects, config_file
 
 DYNAMIC = "dynamic_sampling"
 FILES = {"task.name": "jsonl", "task.train_path": "x.jsonl"}
@@ -95,7 +95,7 @@ def test_a_field_that_nothing_reads_is_refused_with_what_to_set(field, beside):
 
 
 def test_every_rule_is_tried_here_and_names_fields_that_there_are():
-    known = set(command_line.field_names())
+    known = set(config_file.field_names())
     ruled = {name for need in config_checks_effects.NEEDS for name in (*need.fields, need.of)}
     assert ruled <= known
     tried = {name for one, _ in (*TABLE, *UNREAD) for name in one}

@@ -5,7 +5,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from dapo_jax import command_line, config, config_reference
+from dapo_jax import command_line, config, config_file, config_reference
 
 PAGE = ROOT / "docs" / "configuration.md"
 
@@ -31,7 +31,7 @@ def test_the_page_is_what_the_command_writes(tmp_path, capsys):
 
 def test_every_field_has_one_row_with_its_default_its_help_and_its_choices():
     rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.+) \|$", PAGE.read_text(), re.M)
-    fields, values = command_line.field_names(), flat(config.default())
+    fields, values = config_file.field_names(), flat(config.default())
     assert sorted(name for name, _, _ in rows) == sorted(values)
     for name, default, text in rows:
         assert default == ("preset" if values[name] is None else f"`{values[name]!r}`"), name

@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import ROOT
 
-from dapo_jax import command_line, config, config_checks
+from dapo_jax import config, config_checks, config_file
 from dapo_jax.learner import algorithms
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.py"))
@@ -15,7 +15,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.py"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_an_experiment_loads_passes_the_checks_and_survives_json(path):
-    cfg = config_checks.from_dict(command_line.load_file(str(path)))
+    cfg = config_checks.from_dict(config_file.load(str(path)))
     stored = json.loads(json.dumps(config.to_json(cfg)))
     values = config.default()
     values.update_from_flattened_dict(_flat(stored))
@@ -45,7 +45,7 @@ def test_every_field_is_read_somewhere():
         if not path.stem.startswith("config"):
             read |= {node.attr for node in ast.walk(ast.parse(path.read_text()))
                      if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-    unread = {name for name in command_line.field_names() if name.split(".")[-1] not in read}
+    unread = {name for name in config_file.field_names() if name.split(".")[-1] not in read}
     assert not unread
 
 

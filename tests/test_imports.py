@@ -23,7 +23,7 @@ FLOORS = (
      "rollout.outcomes", "rollout.episodes_talk", "rollout.episodes_log", "rollout.collect",
      "rollout.streaming"),
     ("setup", "setup_adapter", "setup_environment", "setup_phases", "phases", "planning.*"),
-    ("evaluate", "calibration"),
+    ("evaluate", "calibration", "agreement"),
     ("journal",),
     ("train", "report", "export", "generate", "profile_prompts", "simulate", "plan",
      "replay_episodes"),

@@ -16,7 +16,7 @@ import pytest
 import runs
 from conftest import ROOT
 
-from dapo_jax import command_line, config, config_checks
+from dapo_jax import command_line, config, config_checks, config_file
 from dapo_jax.data import build
 
 ALL = [(path, pages.blocks(path)) for path in pages.PAGES]
@@ -143,7 +143,7 @@ def test_every_snippet_is_built_or_parsed(blocks, tmp_path):
                 assert all(isinstance(json.loads(line), dict) for line in block.text.splitlines())
             elif "def get_config" in block.text:
                 (tmp_path / name).write_text(block.text)
-                config_checks.from_dict(command_line.load_file(str(tmp_path / name)))
+                config_checks.from_dict(config_file.load(str(tmp_path / name)))
 
 
 def test_what_the_first_run_says_works(tmp_path, monkeypatch, capsys, caplog):

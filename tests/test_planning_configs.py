@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from dapo_jax import command_line
+from dapo_jax import config_file
 from dapo_jax.planning import chips
 
 CPU = "a model of 0.33M or 135M parameters, made to be trained on a CPU"
@@ -42,7 +42,7 @@ def test_each_configuration_names_a_slice_or_a_reason_why_it_does_not():
 
 
 def test_what_is_said_to_be_another_configuration_is_it():
-    ladder, base = (command_line.load_file(str(known()[name])) for name in (
+    ladder, base = (config_file.load(str(known()[name])) for name in (
         "sweeps/dapo_ladder_32b", "dapo_qwen2_5_32b"))
     assert ladder.to_dict() == base.to_dict()
 

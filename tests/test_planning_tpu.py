@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from test_planning_configs import known, named
 
-from dapo_jax import command_line, config, config_checks
+from dapo_jax import config, config_checks, config_file
 from dapo_jax.planning import chips, compiler, estimate, memory, programs, sources, whole
 
 pytestmark = [
@@ -69,7 +69,7 @@ def test_the_counted_memory_of_an_update_is_near_the_compiler_s(case):
 
 @pytest.mark.parametrize(("name", "flags"), list(named()), ids=[name for name, _ in named()])
 def test_a_configuration_compiles_for_the_slice_that_it_names(name, flags):
-    cfg = config_checks.from_dict(command_line.load_file(str(known()[name])))
+    cfg = config_checks.from_dict(config_file.load(str(known()[name])))
     shape = chips.mesh_shape(flags["mesh"]) if "mesh" in flags else cfg.mesh
     figures = whole.planned(cfg, chips.find(flags["chip"]), shape, compiles=0, minutes=60)
     for program, one in figures["programs"].items():

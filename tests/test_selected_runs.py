@@ -8,7 +8,7 @@ import runs
 import test_pods
 from conftest import ROOT
 
-from dapo_jax import command_line, config, config_checks, setup
+from dapo_jax import command_line, config, config_checks, config_file, setup
 from dapo_jax.learner import features
 
 REJECT = {"rl.algorithm.preset": "sft", "sft.steps": 0, "rl.steps": 2, "eval.every": 0,
@@ -135,7 +135,7 @@ def test_the_best_and_the_worst_of_each_group_train_a_policy(tmp_path):
     ("expert_iteration", {"rl.steps": 2, "rl.prompts_per_step": 64, "rl.updates_per_step": 2,
                           "buffer.replay": 16})])
 def test_the_configurations_run_shortened(tmp_path, name, short):
-    values = command_line.load_file(str(ROOT / "configs" / f"{name}.py"))
+    values = config_file.load(str(ROOT / "configs" / f"{name}.py"))
     values.update_from_flattened_dict(short | {"sft.steps": 60, "eval.prompts": 8,
                                                "eval.samples": 2, "log.tensorboard": False})
     cfg = config_checks.from_dict(values)

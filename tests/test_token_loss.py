@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dapo_jax import command_line, config_checks, reproduce
+from dapo_jax import command_line, config_checks, config_file, reproduce
 from dapo_jax.dynamic_sampling import comparison
 from dapo_jax.learner import algorithms
 from dapo_jax.studies import arm_findings as findings
@@ -96,7 +96,7 @@ def test_arms_differ_in_what_their_names_say_and_in_nothing_else():
 
 
 def test_updates_are_of_several_microbatches_of_several_lengths():
-    cfg = config_checks.from_dict(command_line.load_file(str(PLAN.config)))
+    cfg = config_checks.from_dict(config_file.load(str(PLAN.config)))
     assert cfg.rl.prompts_per_step >= 4 * cfg.rl.microbatch_slots
     assert len(cfg.rl.completion_buckets) > 2
     assert cfg.rl.completion_buckets[-1] == cfg.rollout.max_new_tokens

@@ -16,14 +16,14 @@ import pathlib
 
 import ml_collections
 
-from dapo_jax import command_line
+from dapo_jax import config_file
 
 BASE = pathlib.Path(__file__).parent / "token_loss.py"
 
 
 def get_config() -> ml_collections.ConfigDict:
     """As in the study of the token-level loss, with longer sums and several updates a step."""
-    c = command_line.load_file(str(BASE))
+    c = config_file.load(str(BASE))
     c.task.levels = ((1, 0.1), (2, 0.35), (3, 0.35), (4, 0.2))  # (digits, share)
     c.rollout.max_new_tokens = 42  # the longest demonstration
     c.overlong.cache = 8

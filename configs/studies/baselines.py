@@ -12,14 +12,14 @@ import pathlib
 
 import ml_collections
 
-from dapo_jax import command_line
+from dapo_jax import config_file
 
 BASE = pathlib.Path(__file__).parent.parent / "quickstart.py"
 
 
 def get_config() -> ml_collections.ConfigDict:
     """GRPO on the default run's sums: every prompt that is sampled is learned from, no KL."""
-    c = command_line.load_file(str(BASE))
+    c = config_file.load(str(BASE))
     c.rl.algorithm.preset = "grpo"
     c.rl.algorithm.kl_coef = 0.0
     c.rl.steps = 120

@@ -12,14 +12,14 @@ import pathlib
 
 import ml_collections
 
-from dapo_jax import command_line
+from dapo_jax import config_file
 
 BASE = pathlib.Path(__file__).parent.parent / "quickstart.py"
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The default run; held-out accuracy often, and little else on the disk."""
-    c = command_line.load_file(str(BASE))
+    c = config_file.load(str(BASE))
     c.eval.every = 10
     c.eval.page_rows = 0
     c.checkpoint.every = 50

@@ -12,7 +12,7 @@ import pathlib
 
 import ml_collections
 
-from dapo_jax import command_line, sweeps
+from dapo_jax import config_file, sweeps
 
 BASE = pathlib.Path(__file__).parent.parent / "dapo_qwen2_5_32b.py"
 FILTER, CLIP, SOFT, WEIGHTS = ("overlong.mask", "rl.algorithm.clip_high", "overlong.cache",
@@ -21,7 +21,7 @@ FILTER, CLIP, SOFT, WEIGHTS = ("overlong.mask", "rl.algorithm.clip_high", "overl
 
 def get_config() -> ml_collections.ConfigDict:
     """The run as in the paper: the top of the ladder."""
-    return command_line.load_file(str(BASE))
+    return config_file.load(str(BASE))
 
 
 def sweep() -> sweeps.Settings:

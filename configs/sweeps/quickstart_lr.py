@@ -10,14 +10,14 @@ import pathlib
 
 import ml_collections
 
-from dapo_jax import command_line, sweeps
+from dapo_jax import config_file, sweeps
 
 BASE = pathlib.Path(__file__).parent.parent / "quickstart.py"
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The default run."""
-    return command_line.load_file(str(BASE))
+    return config_file.load(str(BASE))
 
 
 def sweep() -> sweeps.Settings:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from dapo_jax import command_line, config, config_gin, journal, sweeps
+from dapo_jax import command_line, config, config_file, config_gin, journal, sweeps
 from dapo_jax.runtime import checkpoint, processes
 
 LONGEST = 120  # characters of a folder's name
@@ -34,7 +34,7 @@ def read(flags: Sequence[str], out: pathlib.Path) -> tuple[list[Point], dict[str
     cfg, values = _parsed(flags, {}, "")
     del cfg  # the file alone is in order: what is wrong below is a setting's fault
     path = command_line.config_path(flags)
-    found = command_line.call_file(path, "sweep")
+    found = config_file.call(path, "sweep")
     if found is None:
         raise config.ConfigError(f"{path} has no function sweep(); see configs/sweeps/")
     points = []

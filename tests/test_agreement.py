@@ -1,13 +1,12 @@
 """What the processes of a run tell each other after a step, with stand-ins for the others."""
 
 import time
-import types as python_types
 
 import jax
 import numpy as np
 import pytest
 
-from dapo_jax import train, types
+from dapo_jax import agreement, types
 from dapo_jax.runtime import processes
 
 
@@ -17,38 +16,44 @@ def state(cursor=3):
                           buffer=types.no_samples(2), step=np.int32(7))
 
 
-@pytest.fixture
-def run():
-    cfg = python_types.SimpleNamespace(
-        processes=python_types.SimpleNamespace(late_seconds=1.0))
-    return python_types.SimpleNamespace(
-        signals=[], agreed=[], parts=python_types.SimpleNamespace(cfg=cfg))
+END = agreement.Ending(15, "signal 15")
+
+
+def reached(own=()):
+    return agreement.reached(state(), own, seconds=1.0, late_seconds=1.0)
 
 
 def with_others(monkeypatch, *others):
-    """Let the exchange give this process's words and those of the others, (state, signals, s)."""
+    """Let the exchange give this process's words and those of the others, (state, endings, s)."""
     monkeypatch.setattr(jax, "process_count", lambda: 1 + len(others))
     monkeypatch.setattr(processes, "gather", lambda own, *, what, seconds: [
-        own, *((processes.digests(told), signals, busy) for told, signals, busy in others)])
+        own, *((processes.digests(told), endings, busy) for told, endings, busy in others)])
 
 
-def test_the_slowest_process_is_named(run, monkeypatch):
+def test_the_slowest_process_is_named(monkeypatch):
     with_others(monkeypatch, (state(), [], 2.0), (state(), [], 6.0))
-    assert train._agree(run, state(), seconds=1.0) == {
-        "processes/slowest": 2, "processes/slowest_seconds": 6.0, "processes/mean_seconds": 3.0}
-    assert run.agreed == []
+    assert reached() == ([], {
+        "processes/slowest": 2, "processes/slowest_seconds": 6.0, "processes/mean_seconds": 3.0})
 
 
-def test_a_signal_to_any_process_is_heard_by_all(run, monkeypatch):
-    with_others(monkeypatch, (state(), [15], 2.0))
-    train._agree(run, state(), seconds=1.0)
-    assert run.agreed == [15]
+def test_what_ends_any_process_is_heard_by_all(monkeypatch):
+    with_others(monkeypatch, (state(), [END], 2.0))
+    assert reached()[0] == [END]
+    late = agreement.endings([], late=True)
+    assert reached(late)[0] == [(15, "checkpoint.deadline"), END]
+    monkeypatch.undo()
+    assert reached(late) == (late, {})  # one process asks nobody
 
 
-def test_a_state_that_differs_ends_the_run_and_names_step_field_and_process(run, monkeypatch):
+def test_a_process_ends_by_its_first_signal_or_by_the_deadline():
+    assert agreement.endings([], late=False) == []
+    assert agreement.endings([2, 15], late=True) == [(2, "signal 2"), (15, "checkpoint.deadline")]
+
+
+def test_a_state_that_differs_ends_the_run_and_names_step_field_and_process(monkeypatch):
     with_others(monkeypatch, (state(), [], 2.0), (state(cursor=4), [], 2.0))
     with pytest.raises(processes.Parted, match=r"after step 7: .*cursor \(process 2\)"):
-        train._agree(run, state(), seconds=1.0)
+        reached()
 
 
 def test_waiting_for_others_is_told_apart(monkeypatch):
