@@ -34,9 +34,11 @@ def act(text, record):
     if text == "threads":
         return len(os.listdir("/proc/self/task"))
     if text == "random":
+        return random.randrange(1 << 24)  # all that a reward in float32 tells apart
+    if text == "numpy":
         import numpy as np
 
-        return random.randrange(1 << 20) + np.random.randint(1 << 20) / (1 << 21)
+        return np.random.randint(1 << 24)
     if text == "leads":
         return os.getpid() == os.getpgid(0) == os.getsid(0)
     if text == "token":  # as the kernel shows it, and as a program that is started gets it

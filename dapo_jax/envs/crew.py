@@ -130,7 +130,7 @@ def advance(crew: Crew, seconds: float, *, take: Take, lose: Lose) -> None:
         elif time.monotonic() > worker.deadline:
             _replace(crew, worker, "timeout", lose)
     if crew.nursery:
-        _hear(crew, crew.nursery, lose)
+        _hear(crew, crew.nursery, take, lose)
 
 
 # ----------------------------------------------------------------------------------------- talking
@@ -225,10 +225,10 @@ def _unready(crew: Crew, status: int | str) -> config.ConfigError:
                               f"could {crew.able}, or took over {START_SECONDS:g} s")
 
 
-def _hear(crew: Crew, nursery: nurseries.Nursery, lose: Lose) -> None:
+def _hear(crew: Crew, nursery: nurseries.Nursery, take: Take, lose: Lose) -> None:
     """What the nursery says: that it is ready, or why it is none; or that it has ended."""
     late = not nursery.ready and time.monotonic() > crew.born + START_SECONDS
-    if not (late or nurseries.readable(nursery)):
+    if not (late or nurseries.readable(nursery.control)):
         return
     kind, value = ("gone", None) if late else nurseries.told(nursery)
     if kind == "failed":
@@ -239,15 +239,20 @@ def _hear(crew: Crew, nursery: nurseries.Nursery, lose: Lose) -> None:
                      "its import does", crew.name, value)
         crew.forks = False
     if kind in ("gone", "unsafe"):
-        _bereave(crew, nursery, lose, lost=kind == "gone")
+        _bereave(crew, nursery, take, lose, lost=kind == "gone")
     _fill(crew)
 
 
-def _bereave(crew: Crew, nursery: nurseries.Nursery, lose: Lose, *, lost: bool) -> None:
-    """Do without a nursery; its workers end with it."""
+def _bereave(
+    crew: Crew, nursery: nurseries.Nursery, take: Take, lose: Lose, *, lost: bool
+) -> None:
+    """Do without a nursery; its workers end with it, but what they have answered counts."""
     status, crew.nursery = nurseries.close(nursery), None
     if lost and not nursery.ready:
         raise _unready(crew, status)
+    for worker in crew.workers:  # an answer may have come since `_wait` looked
+        while nurseries.readable(worker.process.stdout) and _receive(crew, worker, take):
+            pass
     if lost and not crew.births:
         raise RuntimeError(f"the process that forks workers for {crew.name} keeps ending, the last "
                            f"time with status {status}")

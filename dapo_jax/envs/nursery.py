@@ -113,10 +113,10 @@ def close(nursery: Nursery) -> int:
     return status
 
 
-def readable(nursery: Nursery) -> bool:
-    """Whether a message, or the end of all, has come."""
+def readable(end: Any) -> bool:
+    """Whether a message, or the end of all, has come to this end of a socket or pipe."""
     poller = select.poll()  # select knows no descriptors from 1024 on
-    poller.register(nursery.control, select.POLLIN)
+    poller.register(end, select.POLLIN)
     return bool(poller.poll(0))
 
 
